@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     def connected(job: config.Config) -> collective.Collective:
         """Ranks meet once in a process, and number their barriers."""
         if former:
-            collective.training.join_ranks = lambda: None
+            collective.training.join_ranks = lambda strategy: None
         strategy: Any = connect(job)
         if former:
             strategy.barriers = former[-1].barriers

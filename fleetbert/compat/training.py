@@ -9,6 +9,8 @@ import time
 import timeit
 from typing import Any, Dict, Iterator, Sequence
 
+import numpy as np
+
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 from paddle import Tensor, _C_ops
@@ -159,18 +161,28 @@ def squared_norm(tensor: Tensor) -> Tensor:
     )
 
 
+def share_of(optimizer: Any) -> list[Tensor]:
+    """Of a Fleet optimizer with a sharded state: the parameters that this rank updates. Paddle's
+    own clipping takes the place of the optimizer's then: that one is put back."""
+    sharded = optimizer._inner_opt
+    inner = sharded._inner_opt
+    inner._grad_clip = getattr(inner._grad_clip, "_clip", inner._grad_clip)
+    parameters: list[Tensor] = sharded._rank2params[sharded._sharding_rank]
+    return parameters
+
+
 def gradients_were_finite(optimizer: Optimizer) -> bool:
     """What `train.optimizer.Clip` found in the optimizer's last step."""
     return bool(optimizer._grad_clip.finite)
 
 
-def join_ranks() -> None:
+def join_ranks(strategy: fleet.DistributedStrategy) -> None:
     """`fleet.init` for collective training. NotConnected where gloo fails at what works when tried
     again: in 2.6.2 on a busy machine, 2 starts of 30 ended in "Connection refused" or
     "TIMEOUT" while the ranks, all alive and on one machine, connect to each other.
     """
     try:
-        fleet.init(is_collective=True, strategy=fleet.DistributedStrategy())
+        fleet.init(is_collective=True, strategy=strategy)
     except RuntimeError as error:
         if "gloo/transport" not in str(error):
             raise
@@ -243,6 +255,24 @@ def slow_operators(recorded: Profiler, most: int = 20) -> list[State]:
         for name, item in statistics.event_summary.items.items()
     ]
     return sorted(rows, key=lambda row: -row["total_ms"])[:most]
+
+
+def to_arrays(state: State) -> State:
+    """A `state_dict` with NumPy's arrays in place of tensors, which processes can exchange."""
+    return {
+        key: to_arrays(value) if isinstance(value, dict)
+        else value.numpy() if isinstance(value, Tensor) else value
+        for key, value in state.items()
+    }  # fmt: skip
+
+
+def to_tensors(state: State) -> State:
+    """The inverse of `to_arrays`."""
+    return {
+        key: to_tensors(value) if isinstance(value, dict)
+        else paddle.to_tensor(value) if isinstance(value, np.ndarray) else value
+        for key, value in state.items()
+    }  # fmt: skip
 
 
 def rename_state(state: State, names: dict[str, str]) -> State:

@@ -329,6 +329,11 @@ class Strategy(Section):
         "collective: type in which ranks exchange gradients; bfloat16 halves the bytes, for slow "
         "networks; not with precision.level: O2",
     )
+    fleet: Dict[str, object] = key(
+        {},
+        "collective: keys of Fleet's DistributedStrategy, such as {hybrid_configs: "
+        "{sharding_degree: 2}} (docs/distribute.md)",
+    )
     mode: Literal["async", "sync", "geo"] = key(
         "async",
         "parameter_server: when trainers push updates: async: after each step without waiting; "
@@ -520,9 +525,17 @@ class Config(Section):
             raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")
+        if self.strategy.fleet and self.strategy.name == "parameter_server":
+            raise ValueError("strategy.fleet: is for strategy.name: collective; leave it out")
         if self.precision.level == "O2" and self.strategy.gradients == "bfloat16":
             raise ValueError(
                 "strategy.gradients: those of precision.level: O2 are half already; leave it out"
+            )
+        l2 = self.optimizer.name in ("momentum", "adagrad") and self.optimizer.weight_decay
+        if l2 and "hybrid_configs" in self.strategy.fleet:
+            raise ValueError(
+                "optimizer.weight_decay: Fleet's sharded optimizer takes no L2 decay; with "
+                f"optimizer.name: {self.optimizer.name} set it to 0"
             )
         if self.precision.level == "O2" and self.optimizer.name == "adagrad":
             raise ValueError(

@@ -49,11 +49,20 @@ class Clip(nn.ClipGradByGlobalNorm):
     """
 
     finite = True
+    # Where each rank updates a share of the parameters: theirs, and the sum over all ranks.
+    share: set[str] | None = None
+    add_up: Callable[[paddle.Tensor], object] | None = None
 
     @paddle.no_grad()
     def _dygraph_clip(self, params_grads: Gradients) -> Gradients:
-        gradients = [gradient for _, gradient in params_grads if gradient is not None]
-        norm = paddle.stack([training.squared_norm(g) for g in gradients]).sum().sqrt()
+        known = [(p.name, gradient) for p, gradient in params_grads if gradient is not None]
+        gradients = [gradient for _, gradient in known]
+        counted = [g for name, g in known if self.share is None or name in self.share]
+        squares = [training.squared_norm(g).reshape([1]) for g in counted]
+        square = paddle.concat(squares).sum() if squares else paddle.zeros([])
+        if self.add_up is not None:
+            self.add_up(square)
+        norm = square.sqrt()
         self.finite = math.isfinite(float(norm))
         if not self.finite:
             return []
@@ -89,7 +98,7 @@ def _make(
     if name == "lars":
         return Lars(settings, spared, **shared)
     if name in ("momentum", "adagrad"):
-        for parameter in shared["parameters"]:
+        for parameter in shared["parameters"] if decay else ():
             parameter.regularizer = L2Decay(0.0 if parameter.name in spared else decay)
         if name == "momentum":
             return paddle.optimizer.Momentum(momentum=settings.momentum, **shared)

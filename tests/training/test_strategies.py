@@ -12,9 +12,10 @@ import pytest
 import tiny_job
 from paddle import nn
 
+from fleetbert.core.errors import UserError
 from fleetbert.tasks import Criterion
 from fleetbert.training.job import train_with
-from fleetbert.training.strategies import connect
+from fleetbert.training.strategies import connect, fleet_keys
 from fleetbert.training.trainable import Trainable
 
 CLASSES, IMAGES, DEV, BATCH = 3, 64, 12, 8
@@ -115,3 +116,51 @@ def test_the_callbacks_knew_what_to_do(trained, name):
     assert (folder / "checkpoints" / "step-00000006" / "manifest.json").is_file()
     assert len(json.loads((folder / "profile.json").read_text())["ranks"]) == 1
     assert list((folder / "visualdl").glob("*.log"))
+
+
+class TestFleetKeys:
+    def test_what_fleet_executes_is_passed_on(self):
+        passed = fleet_keys.read(
+            {"find_unused_parameters": True, "fuse_grad_size_in_MB": 8,
+             "hybrid_configs": {"sharding_degree": 4, "mp_degree": 1}}, 4
+        )  # fmt: skip
+        assert passed.find_unused_parameters
+        assert passed.fuse_grad_size_in_MB == 8
+        degrees = passed.hybrid_configs
+        assert (degrees["sharding_degree"], degrees["dp_degree"]) == (4, 1)
+        assert fleet_keys.read({}, 2).hybrid_configs["sharding_degree"] == 1
+
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            (
+                {"find_unused_parameter": True},
+                "no key 'find_unused_parameter'; did you mean find_un",
+            ),
+            ({"fuse_grad_size_in_MB": "big"}, "fuse_grad_size_in_MB: Failed to parse"),
+            ({"hybrid_configs": {"sharding_degre": 2}}, "has no field named"),
+            ({"dgc": True}, "dgc: Fleet ignores it in dynamic graphs, .*; leave it out"),
+            ({"localsgd_configs": {"k_steps": 2}}, "localsgd_configs: Fleet ignores it"),
+            ({"gradient_merge_configs": {"k_steps": 2}}, r"; set optimizer\.accumulate_steps"),
+            ({"lars": True}, "; set optimizer.name=lars"),
+            ({"sharding": True, "sharding_configs": {"stage": 2}}, "stages 2 and 3 need GPUs"),
+            ({"hybrid_configs": {"mp_degree": 2}}, "mp_degree: the networks of fleetbert have no"),
+            (
+                {"hybrid_configs": {"sharding_degree": 3}},
+                "must be the number of ranks, 2, or 1, an",
+            ),
+            ({"hybrid_configs": {"sharding_degree": 2, "dp_degree": 2}}, "leave dp_degree out"),
+        ],
+    )
+    def test_all_else_is_refused(self, keys, said):
+        with pytest.raises(UserError, match=rf"strategy\.fleet: .*{said}"):
+            fleet_keys.read(keys, 2)
+
+    def test_what_does_not_go_together(self, tiny_data, tmp_path):
+        sharded = {"strategy.fleet": {"hybrid_configs": {"sharding_degree": 2}}}
+        for more, said in (
+            ({"strategy.name": "parameter_server"}, "is for strategy.name: collective"),
+            ({"optimizer.name": "momentum"}, "takes no L2 decay; with optimizer.name: momentum"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                tiny_job.job(tiny_data, tmp_path, {**sharded, **more})

@@ -4,6 +4,7 @@ end is in launch/test_ranks.py."""
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any, NamedTuple
 
 import processes
@@ -15,8 +16,12 @@ from fleetbert.compat import processor
 
 pytestmark = pytest.mark.slow
 
+BUFFERS = {
+    "find_unused_parameters": True, "fuse_grad_size_in_MB": 1, "last_comm_group_size_MB": 0.1,
+}  # fmt: skip
 SHORT = {
     "model.dropout": 0.0, "trainer.epochs": 2, "trainer.max_steps": 6, "trainer.eval_every": 3,
+    "strategy.fleet": BUFFERS,
 }  # fmt: skip
 COMPILED, EAGER = {"trainer.compile": True}, {"trainer.compile": False}
 MASKED = {"task.name": "mlm", "data.train": "texts.txt", "data.dev": None}
@@ -49,6 +54,13 @@ if processor.bfloat16():
     MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
     JOBS["in bfloat16"] = Job(MIXED, {}, {"rel": 0.005})
 
+SHARDED = {
+    "strategy.fleet": {"hybrid_configs": {"sharding_degree": 2}}, "optimizer.max_grad_norm": 0.05,
+    "optimizer.accumulate_steps": 2, "optimizer.schedule": "constant",
+}  # fmt: skip
+SHARD = "a sharded optimizer"
+JOBS[SHARD] = Job(SHARDED, {}, {"abs": 1e-5})
+
 
 @pytest.fixture(scope="module")
 def changes_of(tiny_data, tmp_path_factory):
@@ -71,14 +83,23 @@ def changes_of(tiny_data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def outputs(tiny_data, tmp_path_factory, changes_of):
     """{name: output folder} of `JOBS`, trained one after another by the same two ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
-    paths = [
-        tiny_job.write_config(folder / f"{number}.yaml", tiny_data, folder / name, changes_of(name))
-        for number, name in enumerate(JOBS)
-    ]
-    ranks = {"launcher": ["--nproc_per_node", "2"], "script": several_jobs.__file__}
-    processes.ended(processes.run(folder, *map(str, paths), **ranks))
-    return {name: folder / name for name in JOBS}
+
+    def train(folder, names, **more):
+        folder.mkdir()
+        paths = [
+            tiny_job.write_config(
+                folder / f"{number}.yaml", tiny_data, at / name, {**changes_of(name), **more}
+            )
+            for number, name in enumerate(names)
+        ]
+        ranks = {"launcher": ["--nproc_per_node", "2"], "script": several_jobs.__file__}
+        processes.ended(processes.run(folder, *map(str, paths), **ranks))
+
+    at = tmp_path_factory.mktemp("ranks")
+    train(at / "first", [name for name in JOBS if name != SHARD])  # Fleet starts once
+    train(at / "sharded", [SHARD], **{"trainer.max_steps": 3})
+    train(at / "resumed", [SHARD])
+    return {name: at / name for name in JOBS}
 
 
 @pytest.mark.parametrize("name", list(JOBS))
@@ -93,3 +114,13 @@ def test_losses_are_those_of_one_process(outputs, trainer, tmp_path, changes_of,
     if judged:
         figure = judged["metric"]
         assert judged[figure] == pytest.approx(summary["dev"][figure], abs=0.02)
+
+
+def test_one_process_goes_on_from_a_sharded_optimizer(outputs, trainer, tmp_path, changes_of):
+    """Its checkpoint has the moments of all ranks' shares."""
+    more = {**changes_of(SHARD), "strategy.fleet": {}, "trainer.max_steps": 9}
+    shutil.copytree(outputs[SHARD], tmp_path / "ranks")
+    assert trainer(tmp_path / "ranks", more)["resumed_at"] == 6
+    trainer(tmp_path / "alone", more)
+    expected = pytest.approx(tiny_job.losses(tmp_path / "alone"), abs=1e-5)
+    assert tiny_job.losses(tmp_path / "ranks") == expected

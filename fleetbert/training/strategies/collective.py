@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Callable, ContextManager
 
 import paddle
@@ -11,9 +13,11 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 
 from fleetbert import config as schema
 from fleetbert.compat import training
+from fleetbert.core.errors import UserError
 from fleetbert.graph import bfloat16
 from fleetbert.launch import heartbeat
-from fleetbert.training.strategies.single import Single, T
+from fleetbert.training.strategies import fleet_keys
+from fleetbert.training.strategies.single import Single, T, Tensors
 
 
 class Collective(Single):
@@ -21,8 +25,17 @@ class Collective(Single):
         super().__init__(device)
         self.rounds = settings.gradients == "bfloat16"
         self.syncs_late = self.rounds  # what Paddle sends during the backward is float32
+        strategy = fleet_keys.read(settings.fleet, int(os.environ["PADDLE_TRAINERS_NUM"]))
+        # Each rank keeps the optimizer's state of its share of the parameters (ZeRO, stage 1).
+        self.sharded = strategy.hybrid_configs["sharding_degree"] > 1
+        if self.sharded and self.rounds:
+            raise UserError(
+                "strategy.gradients: with a sharding_degree in strategy.fleet they are exchanged "
+                "in float32; leave one of both out"
+            )
+        self.optimizers: list[Tensors] = []  # of all ranks, while a checkpoint is written
         heartbeat.note_phase(heartbeat.JOINING)
-        training.join_ranks()
+        training.join_ranks(strategy)
         heartbeat.note_phase(heartbeat.JOINED)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -32,12 +45,37 @@ class Collective(Single):
         self.model = fleet.distributed_model(self.task.network)
         self.optimizer = fleet.distributed_optimizer(self.optimizer)
         self.scaler = fleet.distributed_scaler(self.scaler)
+        if self.sharded:
+            share = training.share_of(self.optimizer)
+            clip = self.optimizer._grad_clip
+            clip.share, clip.add_up = {parameter.name for parameter in share}, dist.all_reduce
 
     def without_sync(self) -> ContextManager[object]:
+        if self.sharded:  # Fleet's optimizer shares the gradients
+            return contextlib.nullcontext()
         no_sync: ContextManager[object] = self.model.no_sync()
         return no_sync
 
+    def synchronize(self, saving: bool = False) -> None:
+        if self.sharded and saving:
+            optimizers = self.gather(training.to_arrays(super().state()["optimizer"]))
+            self.optimizers = optimizers if self.rank == 0 else []
+
+    def state(self) -> Tensors:
+        """Return the tensors to save; of a sharded optimizer on the first rank, after
+        `synchronize(saving=True)`."""
+        state = super().state()
+        for optimizer in map(training.to_tensors, self.optimizers):
+            masters = optimizer.pop("master_weights", {})
+            state["optimizer"].update(optimizer)
+            if masters:
+                state["optimizer"].setdefault("master_weights", {}).update(masters)
+        self.optimizers = []
+        return state
+
     def sync_gradients(self) -> None:
+        if self.sharded:
+            return
         parameters = list(self.task.network.parameters())
         if self.rounds:
             _average_rounded([p.grad for p in parameters if p.grad is not None], self.world_size)
