@@ -167,7 +167,9 @@ setup(
             "grpcio-tools",
             "hypothesis",
             "import-linter",
+            "ipykernel",  # runs docs/examples/*.ipynb, by nbclient
             "mypy",
+            "nbclient",
             "pytest>=8",
             "pytest-rerunfailures",
             "pytest-timeout",

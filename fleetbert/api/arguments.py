@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import shutil
 from pathlib import Path
-from typing import Mapping, TypeVar, Union
+from typing import Iterator, Mapping, TypeVar, Union
 
 from fleetbert import config as configs
 from fleetbert.config.names import SHORT
@@ -43,12 +45,11 @@ def job_of(
     tables: Mapping[str, Table | None],
     config: PathLike | None,
     output_dir: PathLike | None,
-    kind: str = "",
     unlabelled: str = "",
 ) -> Job:
     """Return the job; in-memory tables are saved after all keys have been checked.
 
-    output_dir: None: the config's, or output/`kind`-N. unlabelled: the table without labels.
+    output_dir: None: the config's. unlabelled: the table without labels.
     """
     path = None if config is None else below_home(config)
     output_dir = None if output_dir is None else below_home(output_dir)
@@ -63,8 +64,7 @@ def job_of(
     job = configs.from_keys(schema, keys, path)
     if output_dir is None:
         assert isinstance(job, configs.Config)
-        is_named = path is not None or "output_dir" in keys
-        output_dir = keys["output_dir"] = job.output_dir if is_named else str(numbered(kind))
+        output_dir = job.output_dir
     for key, table in in_memory_only.items():
         name = ".".join(part for part in key.split(".") if part != "data")
         folder = Path(output_dir) / "data"
@@ -77,7 +77,36 @@ def job_of(
     return configs.from_keys(schema, keys, path)
 
 
-def numbered(kind: str) -> Path:
+@contextlib.contextmanager
+def folder_of(
+    kind: str,
+    output_dir: PathLike | None,
+    config: PathLike | None = None,
+    keys: Mapping[str, object] | None = None,
+) -> Iterator[PathLike | None]:
+    """The folder of a run: `output_dir`; None where the config or a key names it; else a new one,
+    output/`kind`-N, which is removed if the block fails before training begins its first step."""
+    if output_dir is not None or config is not None or "output_dir" in (keys or {}):
+        yield output_dir
+        return
+    folder = _numbered(kind)
+    try:
+        yield folder
+    except BaseException as error:
+        if (folder / "metrics.jsonl").exists():
+            raise
+        message = str(error)
+        for path in (folder / "data").glob("*.jsonl"):
+            message = in_memory.by_row(message, path.stem, path, path.parent)
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it has other runs
+            folder.parent.rmdir()
+        if type(error) is UserError:
+            raise UserError(message) from None
+        raise
+
+
+def _numbered(kind: str) -> Path:
     """Make a new folder output/`kind`-N."""
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError("output_dir: name one, which all ranks share")

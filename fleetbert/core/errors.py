@@ -19,6 +19,10 @@ class Error(Exception):
     code = 2  # exit status
     title = "error"  # begins the line that is printed
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and Jupyter show instead of the stack; %debug still opens it."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UserError(Error):
     """An error that the user can correct. Its message says what is wrong, where, and what to do."""

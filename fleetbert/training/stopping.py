@@ -1,13 +1,13 @@
-"""Handles SIGTERM and Ctrl-C in a command that trains: the run is saved after the step and stops.
-
-Only commands call `expect`. A program that calls `fleetbert.train` handles both itself.
-"""
+"""Handles SIGTERM and Ctrl-C in training: the run is saved after the step and stops."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 from types import FrameType
+from typing import Iterator
 
 from fleetbert.core.errors import Interrupted, Stopped
 
@@ -15,6 +15,7 @@ from fleetbert.core.errors import Interrupted, Stopped
 class _Request:
     received: int | None = None  # the signal that waits for the step to end
     steps = False  # steps are running
+    remedy = "the same command goes on from there"
 
 
 def expect() -> None:
@@ -26,6 +27,25 @@ def expect() -> None:
         signal.signal(signal.SIGINT, _receive)
 
 
+@contextlib.contextmanager
+def expected_by_program(remedy: str) -> Iterator[None]:
+    """Handle both as `expect` does while a program trains, unless it has handlers of its own; only
+    its main thread can. remedy: what Stopped says instead of how a command goes on."""
+    defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    former = {number: signal.getsignal(number) for number in defaults}
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in defaults if is_main and former[number] is defaults[number]]
+    _Request.remedy, of_command = remedy, _Request.remedy
+    for number in ours:
+        signal.signal(number, _receive)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, former[number])
+        _Request.remedy = of_command
+
+
 def _receive(number: int, _: FrameType | None) -> None:
     if _Request.steps:
         again = number == _Request.received == signal.SIGINT
@@ -35,13 +55,13 @@ def _receive(number: int, _: FrameType | None) -> None:
             return
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    raise stopped(number, "no step is lost; the same command goes on from there")
+    raise stopped(number, "no step is lost")
 
 
 def stopped(number: int, what: str) -> Stopped:
     if number == signal.SIGINT:
-        return Interrupted(f"Ctrl-C: {what}")
-    return Stopped(f"SIGTERM: {what}")
+        return Interrupted(f"Ctrl-C: {what}; {_Request.remedy}")
+    return Stopped(f"SIGTERM: {what}; {_Request.remedy}")
 
 
 def steps_run(running: bool) -> None:

@@ -23,8 +23,7 @@ class Checkpoints(Callback):
         if stop:
             raise stopping.stopped(
                 received or signal.SIGTERM,
-                f"saved step {run.state.step} of {run.total_steps}; "
-                "the same command goes on from there",
+                f"saved step {run.state.step} of {run.total_steps}",
             )
 
     def save(self, run: Run) -> None:
