@@ -213,11 +213,12 @@ def test_hostile_labels_and_metrics_are_text(tmp_path, drawn):
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank():
-    names = "reader_cost", "batch_cost", "texts_per_s", "tokens_per_s"
-    fast, slow = (dict(zip(names, row)) for row in ((0.2, 1.0, 16, 144), (0.5, 2.0, 8, 72)))
+    names = "rank", "reader_cost", "batch_cost", "texts_per_s", "tokens_per_s"
+    fast, slow = (dict(zip(names, row)) for row in ((0, 0.2, 1.0, 16, 144), (2, 0.5, 2.0, 8, 72)))
     expected = {
         "reader_cost": 0.5, "batch_cost": 2.0, "reader_ratio": 0.25, "steps_per_s": 0.5,
-        "texts_per_s": 24.0, "tokens_per_s": 216.0,
+        "texts_per_s": 24.0, "tokens_per_s": 216.0, "ips": 24.0, "ips_unit": "texts/s",
+        "slowest_rank": 2,
     }  # fmt: skip
     for ranks in ([fast, slow], [slow, fast], [fast, {"rank": 1}, slow]):
         assert together(ranks) == expected

@@ -224,6 +224,22 @@ class TestFiles:
         # Paddle's clock and the loop's: the same steps but the first ten.
         assert rank["texts_per_s"] == pytest.approx(summary["texts_per_s"], rel=0.9)
         assert summary["profile"] == profile["together"]
+        assert (rank["ips"], rank["ips_unit"]) == (rank["texts_per_s"], "texts/s")
+        for name in ("reader_cost", "batch_cost", "ips"):
+            figures = rank["steps"][name]
+            assert figures["average"] == rank[name]
+            assert 0 < figures["minimum"] < figures["average"] < figures["maximum"]
+
+    @pytest.mark.parametrize("steps", [10, 11])
+    def test_profile_of_a_short_run(self, trainer, tmp_path, caplog, steps):
+        """Paddle leaves the first ten steps out: of ten nothing is left, and the log says it."""
+        caplog.set_level("INFO", "fleetbert")
+        changes = {"callbacks.profiler.enabled": True, "trainer.max_steps": steps}
+        trainer(tmp_path, {**changes, "trainer.epochs": 2, "data.dev": None})
+        profile = json.loads((tmp_path / "profile.json").read_text())
+        short = "was too short: Paddle's profiler leaves out its first ten steps"
+        assert (short in profile.get("note", "")) == (short in caplog.text) == (steps == 10)
+        assert ("Perf Summary" in caplog.text) == bool(profile["together"]) == (steps == 11)
 
     def test_visualdl_has_a_log_of_training_and_evaluation(self, learned):
         from visualdl import LogReader

@@ -19,6 +19,8 @@ from fleetbert.training.loop import Callback, Row, Run, Summary
 
 log = logging.getLogger(__name__)
 
+TOO_SHORT = "the run was too short: Paddle's profiler leaves out its first ten steps"
+
 
 class Profiler(Callback):
     running = False
@@ -55,33 +57,53 @@ class Profiler(Callback):
 
     def on_end(self, run: Run, summary: Summary) -> None:
         figures = training.timer_summary()
-        self._stop()
+        table = self._stop()
+        first = run.strategy.rank == 0
         row: Row = {"rank": run.strategy.rank}
         if figures:  # there are none of a run of under eleven steps; seconds, and units a second
             reader, batch, ips = (
                 figures[f"{name}_summary"]["avg"] for name in ("reader", "batch", "ips")
             )
             row.update(_speeds(reader, batch, ips, ips * self.tokens / max(self.texts, 1)))
+            row["steps"] = {
+                name: {
+                    word: figures[f"{key}_summary"][short]
+                    for word, short in (("average", "avg"), ("maximum", "max"), ("minimum", "min"))
+                }
+                for name, key in (
+                    ("reader_cost", "reader"),
+                    ("batch_cost", "batch"),
+                    ("ips", "ips"),
+                )
+            }
+            if first:
+                log.info(table)
+        elif first:
+            log.info(f"profile.json: {TOO_SHORT}")
         ranks = run.strategy.gather(row)
-        profile = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
+        profile: Row = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
         if self.trace:
             profile["trace"] = self.trace
         if "servers" in summary:
             profile["servers"] = summary["servers"]
+        if not figures:
+            profile["note"] = TOO_SHORT
         summary["profile"] = profile["together"]
-        if run.strategy.rank == 0:
+        if first:
             files.write_json(run.folder / "profile.json", profile)
 
     def close(self, run: Run) -> None:
         self._stop()
 
-    def _stop(self) -> None:
+    def _stop(self) -> str:
+        """Stop Paddle's profiler, if it runs; returns the table that it prints then."""
         if self.running:
             self.running = False
             with contextlib.redirect_stdout(io.StringIO()) as summary:  # Paddle prints it
                 self.profiler.stop()
             del self.profiler  # Paddle makes no second one while this lives
-            log.debug(summary.getvalue())
+            return summary.getvalue().strip()
+        return ""
 
     def _keep_timeline(self, run: Run, recorded: profiler.Profiler) -> None:
         self.trace = f"profile/rank-{run.strategy.rank}.trace.json"
@@ -98,16 +120,20 @@ def _speeds(reader: float, batch: float, texts_per_s: float, tokens_per_s: float
         "batch_cost": batch,
         "reader_ratio": reader / batch,
         "steps_per_s": 1 / batch,
+        "ips": texts_per_s,
+        "ips_unit": "texts/s",
         "texts_per_s": texts_per_s,
         "tokens_per_s": tokens_per_s,
     }
 
 
 def together(ranks: list[Row]) -> Row:
-    """Combine the ranks: a step takes as long as its slowest rank, and texts/s add up."""
+    """Combine the ranks: a step takes as long as its slowest rank, which is named, and texts/s add
+    up."""
     known = [rank for rank in ranks if "batch_cost" in rank]
     if not known:
         return {}
     reader, batch = (max(rank[name] for rank in known) for name in ("reader_cost", "batch_cost"))
     texts, tokens = (sum(rank[f"{name}_per_s"] for rank in known) for name in ("texts", "tokens"))
-    return _speeds(reader, batch, texts, tokens)
+    slowest = max(known, key=lambda rank: rank["batch_cost"])
+    return {**_speeds(reader, batch, texts, tokens), "slowest_rank": slowest["rank"]}
