@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import re
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from fleetbert.deploy.inference.messages import (
     State,
     Statistics,
     Version,
+    too_long,
 )
 from fleetbert.deploy.inference.protocol import connections, grpc_service
 from fleetbert.deploy.inference.protocol.http import app as http_app
@@ -62,6 +64,14 @@ def logits_of_ids(ids: np.ndarray, types: np.ndarray | None) -> np.ndarray:
     rows = [row[: np.flatnonzero(row)[-1] + 1] for row in ids]
     sums = np.zeros(len(ids), int) if types is None else types.sum(axis=1)
     return logits_of_rows(rows, [len(row) - ones for row, ones in zip(rows, sums)])
+
+
+CLS = {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+
+
+def token_of(word: re.Match[str]) -> dict[str, Any]:
+    start, stop = word.span()
+    return {"id": len(word[0]), "text": word[0], "special": False, "start": start, "stop": stop}
 
 
 class FakeCore:
@@ -126,10 +136,18 @@ class FakeCore:
             labels = [self.labels[row] for row in logits.argmax(axis=1)]
             told = {"label": labels, "scores": softmax(logits).astype(np.float32), "logits": logits}
         told["exit_layer"] = np.arange(1, request.size + 1, dtype=np.int32)
+        long = sum(len(text) > MAX_LENGTH for text in (*texts, *(request.texts_b or ())))
+        if long and not request.truncate:
+            raise too_long(long, MAX_LENGTH)
         found = FakeCore.find(self, request.model, request.version)
         return Response(
             found.model, found.version, told, 0.0125, 0.25, truncated, self.bundle, tokens=tokens
         )
+
+    async def tokenize(self, model: str, version: str | None, texts: list[str]) -> Any:
+        """[CLS] and a token for each word."""
+        FakeCore.find(self, model, version)
+        return [[CLS, *map(token_of, re.finditer(r"\S+", text))] for text in texts]
 
     def live(self) -> bool:
         return True

@@ -65,6 +65,7 @@ class Request(NamedTuple):
     speed: float | None = None  # early exit's threshold; None: the bundle's default
     timeout: float | None = None  # seconds from now; None: the server's default
     id: str = ""  # for logs
+    truncate: bool = True  # too long texts, which are refused otherwise
 
     @property
     def size(self) -> int:
@@ -79,6 +80,16 @@ class Request(NamedTuple):
     @property
     def characters(self) -> int:
         return sum(map(len, self.texts or ())) + sum(map(len, self.texts_b or ()))
+
+
+class Token(TypedDict):
+    """Of a text; start, stop: the characters that it is made of, None for special tokens."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
 
 
 # Of an output, one for each text: strings, or an array [texts, ...].
@@ -145,6 +156,7 @@ class Version:
     vocab_size: int = 0  # input_ids are below it
     pad_id: int = 0  # of input_ids
     layers: int = 0
+    pooling: str = ""  # of tokens to a text's vector
     bundle: str = ""  # a hash of its manifest: a version may be replaced in place
     variant: str = ""  # which of the bundle's variants answers
     variants: tuple[Variant, ...] = ()
@@ -188,11 +200,26 @@ def list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "") or "none"
 
 
+def too_long(count: int, max_length: int) -> Failure:
+    """Of a request that does not want its texts cut."""
+    return Failure(
+        Reason.TOO_LARGE,
+        f"{count} of the texts have more than the {max_length} tokens that the model reads; send "
+        "shorter texts, or truncate=true",
+    )
+
+
 class Core(Protocol):
     """What stands behind the protocols. All methods are called in the server's event loop."""
 
     async def answer(self, request: Request) -> Response:
         """Failure if there is no answer. Cancelling it drops what has not been computed yet."""
+
+    async def tokenize(
+        self, model: str, version: str | None, texts: list[str]
+    ) -> list[list[Token]]:
+        """The tokens of whole texts, special ones included. Failure as of `find`, and BAD_REQUEST
+        for texts that cannot be tokenized."""
 
     def live(self) -> bool:
         """Whether what does not answer may yet do so without a new start of the server."""

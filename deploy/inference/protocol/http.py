@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, State, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import (
-    http_body,
     http_json,
     http_openai,
     http_rerank,
+    http_tei,
     metadata,
     openapi,
 )
@@ -35,6 +35,7 @@ from fleetbert.deploy.inference.protocol.http_call import (
     Content,
     InferenceCall,
     json_response,
+    read_message,
 )
 from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.deploy.inference.protocol.tensors import refuse
@@ -87,6 +88,7 @@ def app(
         *(_admin(core, safety, admins) if admins != "nobody" else ()),
         *http_openai.routes(core, safety, observers),
         *http_rerank.routes(core, safety, observers),
+        *http_tei.routes(core, safety, observers),
         Route("/openapi.json", openapi_json),
         *pages,
     ]
@@ -165,8 +167,10 @@ def _error(
     scope: Scope, message: str, status: int, headers: Mapping[str, str] | None = None
 ) -> HttpResponse:
     """In the form of the call's own protocol."""
-    if scope["path"] in http_rerank.PATHS:
-        return json_response(http_rerank.error_body(message), status, headers)
+    if scope["path"] in http_rerank.PATHS or http_tei.PATHS.fullmatch(scope["path"]):
+        return json_response(
+            {**http_tei.error_body(status, message), "message": message}, status, headers
+        )
     if scope["path"].startswith(http_openai.PREFIX):
         known = "endpoint" in scope
         return json_response(http_openai.error_body(status, message, known), status, headers)
@@ -247,7 +251,7 @@ def _information(core: Core, safety: Safety) -> list[BaseRoute]:
         return _not_ready({"name": model, "ready": False, "error": words})
 
     async def index(request: HttpRequest) -> HttpResponse:
-        ready = (await _read_object(request, safety)).get("ready", False)
+        ready = (await read_message(request, safety)).get("ready", False)
         if not isinstance(ready, bool):
             raise refuse(f"ready is {show(ready)}; it has to be true or false")
         return json_response(metadata.index(core, ready))
@@ -274,7 +278,7 @@ def _admin(core: Core, safety: Safety, admins: Admins) -> list[BaseRoute]:
             kind = headers.get("content-type", JSON)  # Triton's clients send none
             if kind.partition(";")[0].strip().lower() != JSON:  # a form's
                 raise HTTPException(415, f"Content-Type is {show(kind)}; it has to be {JSON}")
-            parameters = (await _read_object(request, safety)).get("parameters")
+            parameters = (await read_message(request, safety)).get("parameters")
             model = request.path_params["model"]
             await change(act, model, {} if parameters is None else parameters)
             return HttpResponse()
@@ -286,14 +290,6 @@ def _admin(core: Core, safety: Safety, admins: Admins) -> list[BaseRoute]:
         Route(f"{path}/load", call(core.load), methods=["POST"]),
         Route(f"{path}/unload", call(core.unload), methods=["POST"]),
     ]
-
-
-async def _read_object(request: HttpRequest, safety: Safety) -> Mapping[str, object]:
-    """The body's JSON object; an empty body is an empty object."""
-    headers = request.scope[HEADERS]
-    limit, share = safety.max_body_bytes, request.scope[SHARE]
-    data = await http_body.read(headers, request.receive, limit, share)
-    return http_json.read_object(data) if data else {}
 
 
 def _not_ready(value: Mapping[str, object]) -> HttpResponse:

@@ -3,10 +3,11 @@ body again. Those of other interfaces (OpenAI's, rerankers') are JSON objects.""
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import orjson
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
@@ -33,6 +34,7 @@ STATUS = {
 }
 JSON = "application/json"
 UNKNOWN = b"x-unknown-parameters"
+VECTORS = "embedding"  # the output
 
 Content = Tuple[bytes, List[Tuple[bytes, bytes]]]  # a body, and its headers but for its length
 
@@ -86,8 +88,16 @@ def _code_of(error: BaseException) -> tuple[str, str]:
 def of_json(
     core: Core, read: Callable[[http_json.Json, Core], Asked]
 ) -> Callable[[Scope, bytes], Asked]:
-    """For calls whose body is a JSON object."""
-    return lambda _, body: read(http_json.read_object(body), core)
+    """For calls whose body is a JSON object, and whose path may name the model."""
+    return lambda scope, body: read({**http_json.read_object(body), **scope["path_params"]}, core)
+
+
+async def read_message(request: HttpRequest, safety: Safety) -> http_json.Json:
+    """The body's JSON object; an empty body is an empty object."""
+    headers = request.scope[HEADERS]
+    limit, share = safety.max_body_bytes, request.scope[SHARE]
+    data = await http_body.read(headers, request.receive, limit, share)
+    return http_json.read_object(data) if data else {}
 
 
 def as_json(value: object, unknown: str = "") -> Content:
@@ -103,7 +113,7 @@ def json_response(
     return HttpResponse(orjson.dumps(value), status, headers, JSON)
 
 
-def read_model(message: http_json.Json) -> tuple[str, str | None]:
+def read_model(message: Mapping[str, Any]) -> tuple[str, str | None]:
     """Name and version of the field `model`: a name, or name/version."""
     name = message.get("model")
     if type(name) is not str or not name:
@@ -112,11 +122,39 @@ def read_model(message: http_json.Json) -> tuple[str, str | None]:
     return model, version if slash else None
 
 
-def read_count(message: http_json.Json, name: str) -> int | None:
+def read_count(message: Mapping[str, Any], name: str) -> int | None:
     count = message.get(name)
     if count is not None and (type(count) is not int or count < 1):
         raise refuse(f"{name} is {show(count)}; it has to be a whole number from 1")
     return count
+
+
+def read_flag(message: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = message.get(name)
+    if value is not None and type(value) is not bool:
+        raise refuse(f"{name} is {show(value)}; it has to be true or false")
+    return default if value is None else value
+
+
+def read_dimensions(message: Mapping[str, Any], version: Version) -> int | None:
+    """How many numbers of each vector of this version are wanted; None: all."""
+    dimensions = read_count(message, "dimensions")
+    width = next(tensor.shape[-1] for tensor in version.outputs if tensor.name == VECTORS)
+    if dimensions is not None and dimensions > width:
+        raise refuse(
+            f"dimensions is {show(dimensions)}; the vectors of model {version.model} have {width} "
+            "numbers"
+        )
+    return dimensions
+
+
+def shorten(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
+    """The first numbers of each vector, which has length 1 again. [texts, numbers]"""
+    if dimensions is None or dimensions >= vectors.shape[1]:
+        return np.ascontiguousarray(vectors)
+    vectors = vectors[:, :dimensions]
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.maximum(lengths, np.float32(1e-12))).astype(np.float32)
 
 
 def of_texts(output: str, texts: list[object], pairs: list[object] | None = None) -> RawRequest:

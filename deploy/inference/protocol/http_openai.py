@@ -9,7 +9,6 @@ import base64
 import time
 from typing import Sequence
 
-import numpy as np
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute, Route
@@ -17,13 +16,17 @@ from starlette.routing import BaseRoute, Route
 from fleetbert.deploy.inference.messages import Core, Response, State, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json
-from fleetbert.deploy.inference.protocol.http_call import Asked, InferenceCall, json_response
+from fleetbert.deploy.inference.protocol.http_call import (
+    VECTORS,
+    Asked,
+    InferenceCall,
+    json_response,
+)
 from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.protocol.validation import unknown_parameters
 from fleetbert.deploy.inference.settings import Safety
 
 PREFIX = "/v1/"
-VECTORS = "embedding"  # the output
 FIELDS = ("model", "input", "encoding_format", "dimensions")  # that are read
 FORMATS = ("float", "base64")
 OWNER = "fleetbert"
@@ -66,17 +69,11 @@ def read(message: http_json.Json, core: Core) -> Asked:
     form = FORMATS[0] if form is None else form
     if form not in FORMATS:
         raise refuse(f"encoding_format is {show(form)}; it has to be {' or '.join(FORMATS)}")
-    dimensions = http_call.read_count(message, "dimensions")
     found = core.find(model, version)
-    width = next((tensor.shape[-1] for tensor in found.outputs if tensor.name == VECTORS), None)
-    if width is None:
+    if not http_call.tells(found, VECTORS):
         task = found.task.replace("_", " ")
         raise refuse(f"model {found.model} answers with no vectors: its task is {task}")
-    if dimensions is not None and dimensions > width:
-        raise refuse(
-            f"dimensions is {show(dimensions)}; the vectors of model {found.model} have {width} "
-            "numbers"
-        )
+    dimensions = http_call.read_dimensions(message, found)
     raw = http_call.of_texts(VECTORS, texts)
     unknown = unknown_parameters(raw._replace(parameters=message), FIELDS)
     return Asked(
@@ -88,13 +85,8 @@ def read(message: http_json.Json, core: Core) -> Asked:
 
 
 def render(response: Response, form: str, dimensions: int | None) -> dict[str, object]:
-    """The answer. dimensions: the first numbers of each vector, which has length 1 again."""
-    vectors = http_call.array(response, VECTORS)
-    if dimensions is not None and dimensions < vectors.shape[1]:
-        vectors = vectors[:, :dimensions]
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        vectors = (vectors / np.maximum(lengths, np.float32(1e-12))).astype(np.float32)
-    rows: list[object] = list(np.ascontiguousarray(vectors))
+    vectors = http_call.shorten(http_call.array(response, VECTORS), dimensions)
+    rows: list[object] = list(vectors)
     if form == "base64":
         rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
     data = [

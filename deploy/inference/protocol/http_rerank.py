@@ -15,15 +15,15 @@ from starlette.routing import BaseRoute, Route
 from fleetbert.deploy.inference.messages import Core, Response, State, Version, list_names, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json
-from fleetbert.deploy.inference.protocol.http_call import Asked, Content, InferenceCall
+from fleetbert.deploy.inference.protocol.http_call import VECTORS, Asked, Content, InferenceCall
 from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.protocol.validation import unknown_parameters
 from fleetbert.deploy.inference.settings import Safety
 
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")  # the latter two are Cohere's
 FLAGS = ("return_text", "return_documents", "raw_scores")
-FIELDS = ("model", "query", "texts", "documents", "top_n", *FLAGS)  # that are read
-VALUES, VECTORS = "values", "embedding"  # the outputs
+FIELDS = ("model", "query", "texts", "documents", "top_n", "truncate", *FLAGS)  # that are read
+VALUES = "values"  # the output
 
 
 def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) -> list[BaseRoute]:
@@ -52,13 +52,13 @@ def read(message: http_json.Json, core: Core) -> Asked:
                 + (", or an object with a text in `text`" if field == "documents" else "")
             )
     most = http_call.read_count(message, "top_n")
-    flags = [_flag(message, name) for name in FLAGS]
+    flags = [http_call.read_flag(message, name) for name in FLAGS]
     model, version, output = _model(message, core)
     if output == VECTORS:
         raw = http_call.of_texts(VECTORS, [query, *documents])
     else:
         raw = http_call.of_texts(VALUES, [query] * len(documents), documents)
-
+    raw = raw._replace(parameters={"truncate": http_call.read_flag(message, "truncate", True)})
     unknown = unknown_parameters(raw._replace(parameters=message), FIELDS)
     score, inside = ("score", "text") if field == "texts" else ("relevance_score", "document")
 
@@ -79,18 +79,6 @@ def read(message: http_json.Json, core: Core) -> Asked:
         return http_call.as_json({"results": found, "meta": meta}, unknown)
 
     return Asked(model, version, lambda: raw, write)
-
-
-def error_body(message: str) -> dict[str, object]:
-    """An error where both kinds of clients look for it."""
-    return {"error": message, "message": message}
-
-
-def _flag(message: http_json.Json, name: str) -> bool:
-    value = message.get(name)
-    if value is not None and type(value) is not bool:
-        raise refuse(f"{name} is {show(value)}; it has to be true or false")
-    return bool(value)
 
 
 def _model(message: http_json.Json, core: Core) -> tuple[str, str | None, str]:

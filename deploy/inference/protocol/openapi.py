@@ -15,7 +15,13 @@ from fleetbert.deploy.inference.protocol.metadata import NAME
 Json = Dict[str, Any]
 
 MODEL = "/v2/models/{model}"
-ERRORS = {"/rerank": "RerankError", "/v1/": "OpenaiError"}  # by a part of the path
+ERRORS = {  # by a part of the path; the first that fits
+    "/v2/models": "Error",
+    "/v2/repository": "Error",
+    "/rerank": "RerankError",
+    "/v1/": "OpenaiError",
+    "/models/": "RerankError",
+}
 ADMIN = "/v2/repository/models/"
 VERSION = "A version's number, or a label such as stable"
 

@@ -18,7 +18,7 @@ from fleetbert.deploy.inference.settings import Safety
 
 IDS = ("input_ids", "token_type_ids", "attention_mask")
 INPUTS = ("text", "text_pair", *IDS)
-PARAMETERS = ("timeout", "speed", "binary_data_output")  # of a request
+PARAMETERS = ("timeout", "speed", "truncate", "binary_data_output")  # of a request
 TOKEN_TYPES = 2  # BERT's segments
 # A timer has to hold it; whoever waits longer than a day waits for ever.
 LONGEST_TIMEOUT = 86400.0
@@ -90,6 +90,7 @@ def validate(
         _read_speed(raw.parameters),
         _read_timeout(raw.parameters),
         (raw.id or log_id)[:LOGGED_ID],
+        _read_truncate(raw.parameters),
     )
 
 
@@ -201,6 +202,14 @@ def _read_timeout(parameters: Mapping[str, object]) -> float | None:
             f"parameter 'timeout' is {show(timeout)}; it has to be a whole number of microseconds"
         )
     return min(timeout / 1e6, LONGEST_TIMEOUT) or None
+
+
+def _read_truncate(parameters: Mapping[str, object]) -> bool:
+    """Whether texts that are too long are cut; refused otherwise."""
+    truncate = parameters.get("truncate")
+    if truncate is not None and type(truncate) is not bool:
+        raise refuse(f"parameter 'truncate' is {show(truncate)}; it has to be true or false")
+    return truncate is not False
 
 
 def _repeated(names: Iterable[str]) -> str:

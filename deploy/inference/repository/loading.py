@@ -103,6 +103,7 @@ class Loader:
             vocab_size=tokenizer.vocab_size,
             pad_id=tokenizer.pad_id,
             layers=scheduler.pool.layers,
+            pooling=bundle.manifest.task.pooling or "",
             bundle=scheduler.bundle,
             variant=variant,
             variants=variants.describe(bundle, measured),

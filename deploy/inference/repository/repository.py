@@ -21,6 +21,7 @@ from fleetbert.deploy.inference.messages import (
     Request,
     Response,
     Statistics,
+    Token,
     Version,
     list_names,
     show,
@@ -102,6 +103,12 @@ class Repository:
     async def answer(self, request: Request) -> Response:
         self._check_stays()
         return await self._route(request.model, request.version).scheduler.answer(request)
+
+    async def tokenize(
+        self, model: str, version: str | None, texts: list[str]
+    ) -> list[list[Token]]:
+        self._check_stays()
+        return await self._route(model, version).scheduler.tokenize(texts)
 
     def find(self, model: str, version: str | None = None) -> Version:
         self._check_stays()

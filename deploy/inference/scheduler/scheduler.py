@@ -17,7 +17,15 @@ from fleetbert import bundle as bundles
 from fleetbert import tasks
 from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import Encodings, Tokenizer
-from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response, Values
+from fleetbert.deploy.inference.messages import (
+    Failure,
+    Reason,
+    Request,
+    Response,
+    Token,
+    Values,
+    too_long,
+)
 from fleetbert.deploy.inference.ops.counts import Counts
 from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Queue, Text
 from fleetbert.deploy.inference.settings import Batching
@@ -39,6 +47,7 @@ FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
 MOST_AT_ONCE = 1 << 16
 # More threads than these take the processors, and Python's lock, from who listens.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
+WHOLE = 1 << 30  # tokens of a text that is not to be answered
 LATE = "the request's timeout has passed"
 
 
@@ -131,6 +140,8 @@ class Scheduler:
         else:
             encoded = self._encode(request)
         truncated, tokens = encoded.truncated, sum(map(len, encoded.ids))
+        if truncated and not request.truncate:
+            raise too_long(truncated, self._max_length)
         self.counts.truncated(truncated)
         pending = PendingRequest(request.size, arrival + timeout, arrival, truncated, tokens)
         speed = request.speed if self._early else None
@@ -188,6 +199,32 @@ class Scheduler:
             return self._task.answer.encode(self._tokenizer, *texts, self._max_length)
         except UserError as error:
             raise Failure(Reason.BAD_REQUEST, str(error)) from None
+
+    async def tokenize(self, texts: list[str]) -> list[list[Token]]:
+        """The tokens of whole texts. Failure BAD_REQUEST if a text cannot be tokenized."""
+        return await self._loop.run_in_executor(TOKENIZING, self._tokens, texts)
+
+    def _tokens(self, texts: list[str]) -> list[list[Token]]:
+        tokenizer, special = self._tokenizer, set(self._tokenizer.special_ids)
+        try:
+            encoded, places = tokenizer.encode_with_offsets(texts, WHOLE)
+        except UserError as error:
+            raise Failure(Reason.BAD_REQUEST, str(error)) from None
+        rows: list[list[Token]] = []
+        for text, ids, offsets in zip(texts, encoded.ids, places):
+            rows.append([])
+            for number, (start, stop) in zip(ids.tolist(), offsets.tolist()):
+                inside = stop > start
+                rows[-1].append(
+                    {
+                        "id": number,
+                        "text": text[start:stop] if inside else tokenizer.token(number),
+                        "special": number in special and not inside,
+                        "start": start if inside else None,
+                        "stop": stop if inside else None,
+                    }
+                )
+        return rows
 
     async def drain(self, seconds: float) -> None:
         """Wait until every request is answered, at most so long."""

@@ -173,6 +173,10 @@ class Tokenizer(ABC):
             "which spans need; choose another model"
         )
 
+    def token(self, number: int) -> str:  # noqa: ARG002
+        """How the vocabulary writes a token; "" where a kind does not tell."""
+        return ""
+
     @classmethod
     @abstractmethod
     def save(cls, spec: Spec, folder: Path) -> None:
@@ -212,6 +216,9 @@ class OfLibrary(Tokenizer):
     @classmethod
     def open(cls, spec: Spec) -> Tokenizer:
         return cls(spec)
+
+    def token(self, number: int) -> str:
+        return self._library.id_to_token(number) or ""
 
     @cached_property
     def _encode(self) -> Callable[..., list[Any]]:

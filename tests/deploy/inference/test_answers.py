@@ -105,6 +105,32 @@ def test_what_a_task_has_not_is_refused(server, name, given, said):
     assert reply.json()["error"].endswith(said)
 
 
+def test_the_calls_of_text_embeddings_inference(server, made):
+    def post(path, message, status=200):
+        reply = requests.post(f"{server.http}/models/{path}", json=message, timeout=60)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    text = "word1  字1 word2"
+    (answer,) = answers.answer(answers.load(made / "classification" / "1"), [text])
+    assert post("classification/predict", {"inputs": text})[0]["label"] == answer.label
+    (found,) = post("classification", {"text": text})["answers"]
+    assert found["scores"] == pytest.approx(answer.scores, abs=1e-5)
+    entities = answers.answer(answers.load(made / "token_classification" / "1"), [TEXTS[5]])
+    (found,) = post("token_classification", {"text": TEXTS[5]})["answers"]
+    assert [span["text"] for span in found["spans"]] == [one.text for one in entities[0].spans]
+    (tokens,) = post("classification/tokenize", {"inputs": text})
+    assert [one["text"] for one in tokens] == ["[CLS]", "word1", "字", "1", "word2", "[SEP]"]
+    assert [one["special"] for one in tokens] == [True, False, False, False, False, True]
+    assert [(one["start"], one["stop"]) for one in tokens][:3] == [(None, None), (0, 5), (7, 8)]
+    long = {"inputs": [["word1"], [TEXTS[2] * 9]], "truncate": False}
+    refused = post("classification/predict", long, 413)["error"]
+    assert refused.startswith("1 of the texts have more than the ")
+    assert len(post("classification/predict", {**long, "truncate": True})) == 2
+    info = requests.get(f"{server.http}/models/embedding/info", timeout=60).json()
+    assert info["model_type"]["embedding"]["pooling"] in ("cls", "mean")
+
+
 def test_vectors_in_openais_form_are_those_of_the_engine(server, made):
     texts = TEXTS[:4]
     expected = answers.answer(answers.load(made / "embedding" / "1"), texts)

@@ -25,7 +25,10 @@ SCHEMATHESIS = """
 
 # No schema can say that a tensor's data have to fit its shape, or that a text is not blank.
 [[operations]]
-include-operation-id = ["infer", "inferVersion", "rerank", "rerank2"]
+include-operation-id = [
+    "infer", "inferVersion", "rerank", "rerank2",
+    "plain", "embed", "predict", "similarity", "tokenize",
+]
 checks.positive_data_acceptance.enabled = false
 """
 
@@ -124,6 +127,17 @@ def test_openais_client(server):
     assert saw["tokens"] == sum(map(len, TEXTS))
     assert "vectors" in saw["models"]
     assert saw["missing"] == [404, "there is no model 'nobody'", "model_not_found"]
+
+
+def test_hugging_faces_client(server):
+    """As it is with a server of text-embeddings-inference."""
+    saw = client("huggingface_client", f"http://{server.http}/models")
+    vectors = fake_core.vectors_of(TEXTS)
+    np.testing.assert_allclose(saw["vectors"], vectors, rtol=1e-6)
+    np.testing.assert_allclose(saw["vector"], vectors[:1], rtol=1e-6)
+    assert saw["similarity"] == pytest.approx(vectors[1:] @ vectors[0], abs=1e-6)
+    assert saw["label"][0] == "positive"
+    assert saw["too long"][0] == 413 and "truncate=true" in saw["too long"][1]
 
 
 def test_schemathesis_finds_nothing(server, tmp_path):

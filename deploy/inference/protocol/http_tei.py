@@ -1,0 +1,269 @@
+"""The calls of text-embeddings-inference, whose clients work as they are, and a plain one.
+
+Each is there twice: for the only model that can answer it, and below /models/{model}.
+https://huggingface.github.io/text-embeddings-inference
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Dict, Mapping, Sequence
+
+import numpy as np
+import orjson
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response as HttpResponse
+from starlette.routing import BaseRoute, Route
+
+import fleetbert
+from fleetbert.deploy.inference.messages import Core, Response, State, Version, list_names, show
+from fleetbert.deploy.inference.ops import observe
+from fleetbert.deploy.inference.protocol import http_call, http_json, http_rerank, tensors
+from fleetbert.deploy.inference.protocol.http_call import Asked, Content, InferenceCall
+from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse
+from fleetbert.deploy.inference.protocol.validation import (
+    PARAMETERS,
+    RawRequest,
+    unknown_parameters,
+)
+from fleetbert.deploy.inference.settings import Batching, Safety
+
+MODEL = "/models/{model}"
+VECTORS = "embedding"
+SCORES, LOGITS = "scores", "logits"
+PATHS = re.compile(r"(/models/[^/]+)?(/(embed|predict|similarity|rerank|tokenize|info))?")
+COMMON = ("model", "inputs", "truncate", "truncation_direction", "prompt_name")
+# Kinds of errors, by status; all others are the server's.
+KINDS = {503: "Overloaded", 500: "Backend", 504: "Backend"}
+
+Prediction = Dict[str, object]
+
+
+def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) -> list[BaseRoute]:
+    def asking(read: Callable[[http_json.Json, Core], Asked]) -> InferenceCall:
+        return InferenceCall(core, safety, observers, http_call.of_json(core, read))
+
+    async def tokenize(request: HttpRequest) -> HttpResponse:
+        message = {**await http_call.read_message(request, safety), **request.path_params}
+        model, version, _ = find(message, core)
+        given = read_texts(message.get("inputs"))
+        texts = tensors.read_texts(
+            Tensor("inputs", "BYTES", [len(given)], given), safety.max_texts, safety.max_text_bytes
+        )
+        special = http_call.read_flag(message, "add_special_tokens", default=True)
+        tokens = await core.tokenize(model, version, texts)
+        kept = [[token for token in row if special or not token["special"]] for row in tokens]
+        return HttpResponse(orjson.dumps(kept), media_type=http_call.JSON)
+
+    async def info(request: HttpRequest) -> HttpResponse:
+        words = {**request.query_params, **request.path_params}
+        return http_call.json_response(describe(find(words, core)[2], safety))
+
+    answering: Mapping[str, Any] = {
+        "/embed": asking(read_embed),
+        "/predict": asking(read_predict),
+        "/similarity": asking(read_similarity),
+        "/tokenize": tokenize,
+    }
+    rerank = asking(http_rerank.read)  # without a model http_rerank has it
+    found: list[BaseRoute] = [Route(MODEL, asking(read_plain), methods=["POST"])]
+    found.append(Route(f"{MODEL}/rerank", rerank, methods=["POST"]))
+    for prefix in ("", MODEL):
+        found.append(Route(f"{prefix}/info", info))
+        for path, call in answering.items():
+            found.append(Route(prefix + path, call, methods=["POST"]))
+    return found
+
+
+def error_body(status: int, message: str) -> dict[str, object]:
+    return {"error": message, "error_type": KINDS.get(status, "Validation")}
+
+
+def find(
+    message: Mapping[str, Any], core: Core, outputs: Sequence[str] = ()
+) -> tuple[str, str | None, Version]:
+    """The model that is named, or the only one; Failure unless it has one of `outputs`."""
+
+    def is_able(version: Version) -> bool:
+        return not outputs or any(http_call.tells(version, output) for output in outputs)
+
+    names = sorted({v.model for v in core.versions() if v.state is State.READY and is_able(v)})
+    model, version = (names[0], None) if len(names) == 1 else ("", None)
+    if message.get("model") is not None:
+        model, version = http_call.read_model(message)
+    elif not model:
+        raise refuse(
+            f"model is missing; name one in the body, or as /models/NAME/...: {list_names(names)}"
+        )
+    found = core.find(model, version)
+    if not is_able(found):
+        raise refuse(
+            f"model {found.model} has no {' or '.join(outputs)} among its answers; these have: "
+            f"{list_names(names)}"
+        )
+    return model, version, found
+
+
+def read_embed(message: http_json.Json, core: Core) -> Asked:
+    """POST /embed: a vector for each text. Failure BAD_REQUEST with the field that is wrong."""
+    model, version, found = find(message, core, [VECTORS])
+    texts = read_texts(message.get("inputs"))
+    dimensions = http_call.read_dimensions(message, found)
+    if not http_call.read_flag(message, "normalize", default=True):
+        raise refuse("normalize is false, but the vectors of this server have length 1")
+    raw = _request(VECTORS, texts, None, message)
+    unknown = unknown_parameters(
+        raw._replace(parameters=message), (*COMMON, "normalize", "dimensions")
+    )
+
+    def write(response: Response) -> Content:
+        vectors = http_call.shorten(http_call.array(response, VECTORS), dimensions)
+        return http_call.as_json(list(vectors), unknown)
+
+    return Asked(model, version, lambda: raw, write)
+
+
+def read_predict(message: http_json.Json, core: Core) -> Asked:
+    """POST /predict: the labels of a text, of a pair, or of a list of [text] and [text, text]."""
+    model, version, found = find(message, core, [SCORES])
+    texts, pairs, single = _read_inputs(message.get("inputs"))
+    output = LOGITS if http_call.read_flag(message, "raw_scores") else SCORES
+    raw = _request(output, texts, pairs, message)
+    unknown = unknown_parameters(raw._replace(parameters=message), (*COMMON, "raw_scores"))
+
+    def write(response: Response) -> Content:
+        rows = [_sorted(found.labels, row) for row in http_call.array(response, output)]
+        return http_call.as_json(rows[0] if single else rows, unknown)
+
+    return Asked(model, version, lambda: raw, write)
+
+
+def read_similarity(message: http_json.Json, core: Core) -> Asked:
+    """POST /similarity: the cosines of a text and others."""
+    inputs, options = message.get("inputs"), message.get("parameters") or {}
+    if type(inputs) is not dict or type(options) is not dict:
+        raise refuse("inputs has to be an object of source_sentence and sentences")
+    model, version, _ = find(message, core, [VECTORS])
+    source = inputs.get("source_sentence")
+    if type(source) is not str:
+        raise refuse(f"inputs.source_sentence is {show(source)}; it has to be a text")
+    sentences = read_texts(inputs.get("sentences"), "inputs.sentences")
+    raw = _request(VECTORS, [source, *sentences], None, options)
+    unknown = unknown_parameters(raw._replace(parameters=options), COMMON)
+
+    def write(response: Response) -> Content:
+        vectors = http_call.array(response, VECTORS)
+        return http_call.as_json((vectors[1:] @ vectors[0]).tolist(), unknown)
+
+    return Asked(model, version, lambda: raw, write)
+
+
+def read_plain(message: http_json.Json, core: Core) -> Asked:
+    """POST /models/MODEL with {"text": ...}: an object for each text, for people to read."""
+    model, version, found = find(message, core)
+    texts = read_texts(message.get("text"), "text")
+    pairs = message.get("text_pair")
+    pairs = None if pairs is None else read_texts(pairs, "text_pair")
+    parameters = {name: message[name] for name in PARAMETERS if name in message}
+    names = [tensor.name for tensor in found.outputs if tensor.name != LOGITS]
+    raw = http_call.of_texts(names[0], texts, pairs)._replace(parameters=parameters, outputs=names)
+    unknown = unknown_parameters(
+        raw._replace(parameters=message), ("model", "text", "text_pair", *PARAMETERS)
+    )
+
+    def write(response: Response) -> Content:
+        answers: list[dict[str, object]] = [{} for _ in texts]
+        for name in names:
+            values = response.outputs[name]
+            for answer, value in zip(answers, values):
+                if name == SCORES:
+                    value = dict(zip(found.labels, value))
+                elif name in ("labels", "spans"):
+                    value = orjson.loads(value)
+                answer[name] = value
+        told = {"model": response.model, "version": response.version, "answers": answers}
+        return http_call.as_json(told, unknown)
+
+    return Asked(model, version, lambda: raw, write)
+
+
+def read_texts(given: object, name: str = "inputs") -> list[object]:
+    """A text or a list of them, which are checked later."""
+    texts = [given] if type(given) is str else given
+    if type(texts) is not list or not texts:
+        raise refuse(f"{name} has to be a text or a list of texts, at least one")
+    if type(texts[0]) in (int, list):
+        raise refuse(f"{name} holds token ids, of another model's tokenizer; send texts")
+    return texts
+
+
+def _read_inputs(given: object) -> tuple[list[object], list[object] | None, bool]:
+    """Texts, second texts if there are, and whether it is one text or pair, of /predict."""
+    if type(given) is str:
+        return [given], None, True
+    if type(given) is not list or not given:
+        raise refuse(
+            "inputs has to be a text, a pair of texts, or a list of [text] or [text, text]"
+        )
+    rows = given
+    single = all(type(part) is str for part in given)
+    if single:
+        if len(given) != 2:
+            raise refuse("inputs of texts is one pair; send several texts as [[text], [text]]")
+        rows = [given]
+    sizes = {len(row) if type(row) is list else 0 for row in rows}
+    if sizes not in ({1}, {2}):
+        raise refuse("inputs has to hold lists of one text each, or of two each")
+    return [row[0] for row in rows], [row[1] for row in rows] if sizes == {2} else None, single
+
+
+def _request(
+    output: str, texts: list[object], pairs: list[object] | None, message: Mapping[str, Any]
+) -> RawRequest:
+    """For one output, with what `message` says of truncation."""
+    prompt, direction = message.get("prompt_name"), message.get("truncation_direction")
+    if prompt is not None:
+        raise refuse(
+            f"prompt_name is {show(prompt)}, but models here have no prompts: put its words before "
+            "each text"
+        )
+    if direction not in (None, "right", "Right"):
+        raise refuse(
+            f"truncation_direction is {show(direction)}; the model itself says which side is cut: "
+            "leave it out"
+        )
+    parameters = {"truncate": http_call.read_flag(message, "truncate", default=True)}
+    return http_call.of_texts(output, texts, pairs)._replace(parameters=parameters)
+
+
+def _sorted(labels: Sequence[str], scores: np.ndarray) -> list[Prediction]:
+    """The highest score first."""
+    rows = sorted(zip(scores, labels), key=lambda row: -row[0])
+    return [{"label": label, "score": score} for score, label in rows]
+
+
+def describe(version: Version, safety: Safety) -> dict[str, object]:
+    """GET /info"""
+    kind: dict[str, object]
+    if http_call.tells(version, VECTORS):
+        kind = {"embedding": {"pooling": version.pooling}}
+    else:
+        ids = {name: number for number, name in enumerate(version.labels or ("LABEL_0",))}
+        names = {str(number): name for name, number in ids.items()}
+        ranks = version.pair and http_call.tells(version, http_rerank.VALUES)
+        kind = {"reranker" if ranks else "classifier": {"id2label": names, "label2id": ids}}
+    return {
+        "model_id": version.model,
+        "served_model_name": version.model,
+        "model_sha": version.bundle or None,
+        "model_dtype": version.variant,
+        "model_type": kind,
+        "max_input_length": version.max_length,
+        "max_client_batch_size": safety.max_texts,
+        "max_concurrent_requests": safety.max_connections,
+        "max_batch_tokens": Batching().batch_tokens,
+        "max_batch_requests": None,
+        "auto_truncate": True,
+        "tokenization_workers": 2,
+        "version": fleetbert.__version__,
+    }

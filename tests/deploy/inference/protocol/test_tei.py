@@ -1,0 +1,132 @@
+"""The calls of text-embeddings-inference, by its published document, and the plain one."""
+
+from __future__ import annotations
+
+import fake_core
+import numpy as np
+import pytest
+import requests
+from oip_answers import TEXTS
+
+LONG = "a text of more than sixteen characters"
+
+
+@pytest.fixture
+def ask(post):
+    """ask("embed", "vectors", inputs=...)"""
+    return lambda path, model, **message: post(f"/models/{model}/{path}".rstrip("/"), message)
+
+
+def test_embed(ask):
+    vectors = fake_core.vectors_of(TEXTS)
+    found = ask("embed", "vectors", inputs=TEXTS, truncate=None, normalize=True).json()
+    np.testing.assert_allclose(found, vectors, rtol=1e-6)
+    found = ask("embed", "vectors", inputs=TEXTS[0], dimensions=2).json()
+    np.testing.assert_allclose(found, [vectors[0, :2] / np.linalg.norm(vectors[0, :2])], rtol=1e-6)
+
+
+def test_predict(ask):
+    logits = fake_core.logits_of(TEXTS)
+    for raw in (True, False):
+        found = ask("predict", "sst", inputs=[[text] for text in TEXTS], raw_scores=raw).json()
+        assert len(found) == len(TEXTS)
+        scores = logits if raw else fake_core.softmax(logits)
+        for row, expected in zip(found, scores):
+            assert [one["score"] for one in row] == pytest.approx(sorted(expected)[::-1], abs=1e-6)
+            by_label = {one["label"]: one["score"] for one in row}
+            assert list(map(by_label.get, fake_core.LABELS)) == pytest.approx(expected, abs=1e-6)
+    assert ask("predict", "sst", inputs=TEXTS[0]).json() == found[0]  # no list around one text
+    pair = ask("predict", "pairs", inputs=["good", "bad"]).json()
+    assert ask("predict", "pairs", inputs=[["good", "bad"]]).json() == [pair]
+
+
+def test_similarity(ask):
+    vectors = fake_core.vectors_of(TEXTS)
+    inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+    found = ask("similarity", "vectors", inputs=inputs, parameters=None).json()
+    assert found == pytest.approx(vectors[1:] @ vectors[0], abs=1e-6)
+
+
+def test_tokenize(ask):
+    words = [
+        {"id": 4, "text": text, "special": False, "start": start, "stop": start + 4}
+        for text, start in (("good", 0), ("film", 5))
+    ]
+    assert ask("tokenize", "sst", inputs="good film").json() == [[fake_core.CLS, *words]]
+    found = ask("tokenize", "sst", inputs=["good film"], add_special_tokens=False).json()
+    assert found == [words]
+
+
+def test_info(server):
+    for model, kind in (("sst", "classifier"), ("judge", "reranker"), ("vectors", "embedding")):
+        found = requests.get(f"http://{server.http}/models/{model}/info", timeout=60).json()
+        assert list(found["model_type"]) == [kind]
+        assert found["model_id"] == model and found["max_input_length"] == fake_core.MAX_LENGTH
+    labels = {name: number for number, name in enumerate(fake_core.LABELS)}
+    path = f"http://{server.http}/info?model=sst"
+    assert requests.get(path, timeout=60).json()["model_type"]["classifier"]["label2id"] == labels
+
+
+def test_a_plain_text(ask):
+    found = ask("", "sst", text="good").json()
+    (answer,) = found["answers"]
+    assert (found["model"], found["version"], answer["label"]) == ("sst", "2", "positive")
+    assert list(answer["scores"]) == list(fake_core.LABELS)
+    assert sum(answer["scores"].values()) == pytest.approx(1)
+    assert len(ask("", "pairs", text=TEXTS, text_pair=TEXTS).json()["answers"]) == len(TEXTS)
+    assert len(ask("", "vectors", text="good").json()["answers"][0]["embedding"]) == fake_core.WIDTH
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "message"),
+    [
+        ("embed", "vectors", {"inputs": ["good", LONG]}),
+        ("predict", "sst", {"inputs": LONG}),
+        ("similarity", "vectors", {"inputs": {"source_sentence": "a", "sentences": [LONG]}}),
+        ("rerank", "judge", {"query": "a", "texts": [LONG]}),
+        ("", "sst", {"text": LONG}),
+    ],
+)
+def test_texts_that_are_too_long(ask, path, model, message):
+    assert ask(path, model, **message).status_code == 200
+    no = {"truncate": False}
+    message = {**message, **({"parameters": no} if path == "similarity" else no)}
+    found = ask(path, model, **message)
+    assert found.status_code == 413 and found.json()["error_type"] == "Validation"
+    assert "truncate=true" in found.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "message", "status", "words"),
+    [
+        ("embed", "sst", {"inputs": "a"}, 400, "model sst has no embedding"),
+        ("embed", "vectors", {}, 400, "inputs has to be a text or a list of texts"),
+        ("embed", "vectors", {"inputs": [1, 2]}, 400, "inputs holds token ids"),
+        ("embed", "vectors", {"inputs": "a", "normalize": False}, 400, "normalize is false"),
+        ("embed", "vectors", {"inputs": "a", "prompt_name": "query"}, 400, "prompts: put its"),
+        ("embed", "vectors", {"inputs": "a", "truncate": 1}, 400, "truncate is 1"),
+        ("embed", "vectors", {"inputs": "a", "truncation_direction": "left"}, 400, "is 'left'"),
+        ("embed", "vectors", {"inputs": "a", "dimensions": 9}, 400, "dimensions is 9"),
+        ("embed", "nobody", {"inputs": "a"}, 404, "no model 'nobody'"),
+        ("embed", "full-vectors", {"inputs": "a"}, 503, "queue"),
+        ("predict", "sst", {"inputs": ["a", "b", "c"]}, 400, "as [[text], [text]]"),
+        ("predict", "sst", {"inputs": [["a"], ["b", "c"]]}, 400, "lists of one text each"),
+        ("predict", "sst", {"inputs": ["a", "b"]}, 400, "input 'text_pair' is unknown"),
+        ("similarity", "vectors", {"inputs": "a"}, 400, "source_sentence and sentences"),
+        ("tokenize", "sst", {"inputs": [None]}, 400, "element 0 of input 'inputs' is None"),
+        ("", "sst", {"texts": "a"}, 400, "text has to be a text or a list"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(ask, path, model, message, status, words):
+    found = ask(path, model, **message)
+    assert found.status_code == status and words in found.json()["error"]
+    assert found.json()["error_type"] == ("Overloaded" if status == 503 else "Validation")
+
+
+def test_a_model_is_named_where_there_are_several(post):
+    found = post("/embed", {"inputs": "a"})
+    assert found.status_code == 400
+    assert "/models/NAME/...: full-vectors, vectors" in found.json()["error"]
+    assert post("/embed", {"inputs": "a", "model": "vectors"}).status_code == 200
+    unknown = post("/models/vectors/embed", {"inputs": "a", "pooling": "cls"})
+    assert unknown.headers["x-unknown-parameters"] == "'pooling'"
