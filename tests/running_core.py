@@ -144,7 +144,7 @@ def light_workers() -> Iterator[None]:
     """Workers that are started meanwhile need no Paddle; see `light.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "COMMAND", light.WORKER)
-        patch.setattr(process, "EARLY", [])
+        patch.setattr(process, "forking", None)
         yield
 
 

@@ -10,4 +10,5 @@ from fleetbert.deploy.inference.workers import process
 
 if __name__ == "__main__":
     process.COMMAND = light.WORKER
+    process.start_early = lambda _: None
     errors.run(main)

@@ -82,7 +82,8 @@ class Served:
         return [json.loads(line) for line in self.log.splitlines(keepends=True) if line[-1] == "\n"]
 
     def workers(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if child.name() != "fleetbert-fork"]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit code."""

@@ -130,8 +130,7 @@ def kill(soak):
     while soak.going():
         soak.pause(KILL_SECONDS)
         with contextlib.suppress(psutil.Error, ValueError):
-            workers = psutil.Process(soak.served.process.pid).children()
-            min(workers, key=lambda worker: worker.create_time()).kill()
+            min(soak.served.workers(), key=lambda worker: worker.create_time()).kill()
             soak.note("killed")
 
 

@@ -29,6 +29,7 @@ import fleetbert
 from fleetbert.core import limits
 from fleetbert.deploy.inference.messages import Core, Failure, Statistics, Version
 from fleetbert.deploy.inference.ops import metrics, output
+from fleetbert.deploy.inference.workers import fork_server
 
 FOLDER = Path(__file__).parent / "page"
 CSS = Path(fleetbert.__file__).parent / "reports" / "page.css"  # the reports' style
@@ -175,7 +176,7 @@ def _buckets(metric: Collector) -> list[tuple[float | None, float]]:
 
 
 class Process(NamedTuple):
-    role: str  # listen or worker
+    role: str  # listen, fork (which makes workers) or worker
     resident_bytes: int
     cpu_seconds: float
 
@@ -187,7 +188,8 @@ def _processes() -> list[Process]:
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.Error), process.oneshot():
             times, memory = process.cpu_times(), process.memory_info()
-            role = "listen" if process.pid == me.pid else "worker"
+            others = "fork" if process.name() == fork_server.NAME else "worker"
+            role = "listen" if process.pid == me.pid else others
             processes.append(Process(role, memory.rss, times.user + times.system))
     return processes
 

@@ -84,7 +84,7 @@ class Refused(Exception):
 class Worker(asyncio.Protocol):
     """A process and the socket to it. One frame at a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes]):
+    def __init__(self, process: process.Process):
         self.process = process
         self.since = time.monotonic()
         self.cause = "crash"
@@ -95,7 +95,7 @@ class Worker(asyncio.Protocol):
 
     @classmethod
     async def start(cls, processors: Sequence[int], threads: int) -> Worker:
-        started = process.start(processors, threads)
+        started = await process.start(processors, threads)
         loop = asyncio.get_running_loop()
         try:
             _, worker = await loop.create_connection(

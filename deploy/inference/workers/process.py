@@ -1,12 +1,15 @@
-"""The processes that workers run in: fresh interpreters, each with a socket to it.
+"""The processes that workers run in, each with a socket to it: forked by a process that has
+imported Paddle (`fork_server`), or fresh interpreters.
 
-Light to import: what takes a worker longest before it is told what to open is importing Paddle, so
-a server starts its first ones before it imports what it needs itself (`start_early`).
+Light to import: importing Paddle takes longest, so a server starts the process that does before it
+imports what it needs itself (`start_early`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -14,9 +17,10 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence, Union
 
 from fleetbert.core import limits
+from fleetbert.deploy.inference.workers.fork_server import Forked, ForkServer
 
 if TYPE_CHECKING:
     from fleetbert.deploy.inference.settings import Engine
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "fleetbert.deploy.inference.workers.worker")  # of a worker
+FORK_COMMAND = (sys.executable, "-m", "fleetbert.deploy.inference.workers.fork_server")
 LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # What a batch waits for, the listening process has to do first: reading the next one's texts takes
 # a fraction of a batch's time, and makes it larger.
@@ -36,16 +41,17 @@ WORKER_BYTES = 768 << 20
 MOST_WORKERS = 8  # unless the settings say more: each holds the weights once more
 
 
+Process = Union["subprocess.Popen[bytes]", Forked]
+
+
 class Started(NamedTuple):
-    """A process, our end of the socket to it, and what it was started for."""
+    """A process, and our end of the socket to it."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     socket: socket.socket
-    processors: tuple[int, ...]
-    threads: int
 
 
-EARLY: list[Started] = []  # that nobody has taken yet
+forking: ForkServer | None = None  # forks workers; None: they are started anew
 
 
 def share_processors(engine: Engine) -> tuple[tuple[tuple[int, ...], ...], int]:
@@ -71,39 +77,74 @@ def share_processors(engine: Engine) -> tuple[tuple[tuple[int, ...], ...], int]:
 
 
 def start_early(engine: Engine) -> None:
-    """Start the workers of the first version, which import Paddle at once. They end with this
-    process, as all do."""
-    processors, threads = share_processors(engine)
-    with contextlib.suppress(OSError):  # the pool will say why
-        EARLY.extend(_start(mine, threads, early=True) for mine in processors)
+    """Start the process that forks workers, which imports Paddle at once. It ends with this
+    process, as all do. On GPUs each worker is started anew: a driver's state outlives no fork."""
+    global forking
+    if engine.device == "gpu" or sys.platform != "linux":
+        return
+    threads = share_processors(engine)[1]
+
+    def start_forking(theirs: int) -> subprocess.Popen[bytes]:
+        process = _popen(FORK_COMMAND, [str(theirs), str(os.getpid())], threads, theirs)
+        _log_later(process)
+        return process
+
+    with contextlib.suppress(OSError):  # workers are started anew then, and the pool will say why
+        forking = ForkServer(start_forking)
 
 
-def start(processors: Sequence[int], threads: int) -> Started:
-    """One that was started early for these processors and has not ended, or a new one. Call in the
-    thread that lives as long as the workers shall."""
-    started = _take_early(tuple(processors), threads) or _start(processors, threads, early=False)
+async def start(processors: Sequence[int], threads: int) -> Started:
+    """A new worker. Call in the thread that lives as long as the workers shall."""
+
+    def start_anew(theirs: socket.socket) -> Process:
+        numbers = ",".join(map(str, processors))
+        words = [str(theirs.fileno()), str(os.getpid()), numbers]
+        return _popen(COMMAND, words, threads, theirs.fileno())
+
+    if forking is None:
+        return _with_socket(start_anew)
+    fork = functools.partial(forking.fork, processors=processors)
+    coming = asyncio.get_running_loop().run_in_executor(None, _with_socket, fork)
     try:
-        threading.Thread(target=_log_lines, args=(started.process,), daemon=True).start()
-    except RuntimeError:  # there are too many: nobody else knows of the process
-        started.process.kill()
-        started.socket.close()
+        return await asyncio.shield(coming)
+    except asyncio.CancelledError:
+        coming.add_done_callback(_end)
         raise
-    return started
 
 
-def _take_early(processors: tuple[int, ...], threads: int) -> Started | None:
-    for found in EARLY:
-        if (found.processors, found.threads) == (processors, threads):
-            EARLY.remove(found)
-            if found.process.poll() is None:
-                return found
-            found.socket.close()
-            break
-    return None
+def _end(coming: asyncio.Future[Started]) -> None:
+    """End a worker that nobody else knows of."""
+    if not coming.cancelled() and coming.exception() is None:
+        started = coming.result()
+        started.socket.close()
+        started.process.kill()
+        threading.Thread(target=started.process.wait, daemon=True).start()
 
 
-def _log_lines(process: subprocess.Popen[bytes]) -> None:
-    """What a worker prints (Paddle's C++ does), as lines of the server's log."""
+def _log_later(process: Process) -> None:
+    """RuntimeError where there are too many threads; nobody else knows of the process then."""
+    try:
+        threading.Thread(target=_log_lines, args=(process,), daemon=True).start()
+    except RuntimeError:
+        process.kill()
+        raise
+
+
+def _with_socket(start: Callable[[socket.socket], Process]) -> Started:
+    """What `start` makes of their end of a socket, whose lines are logged."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = start(theirs)
+            _log_later(process)
+            return Started(process, ours)
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _log_lines(process: Process) -> None:
+    """What a process prints (Paddle's C++ does), as lines of the server's log."""
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
@@ -112,23 +153,22 @@ def _log_lines(process: subprocess.Popen[bytes]) -> None:
                 log.warning(f"worker {process.pid}: {text}")
 
 
-def _start(processors: Sequence[int], threads: int, early: bool) -> Started:
-    ours, theirs = socket.socketpair()
-    command = [*COMMAND, str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
+def _popen(
+    command: Sequence[str], words: Sequence[str], threads: int, descriptor: int
+) -> subprocess.Popen[bytes]:
     former = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # it inherits this
     try:
         process = subprocess.Popen(
-            [*command, "early"] if early else command,
+            [*command, *words],
             env={**HUGE_PAGES, **os.environ, "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[descriptor],
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        theirs.close()
     with contextlib.suppress(OSError):
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
         os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
-    return Started(process, ours, tuple(processors), threads)
+    return process

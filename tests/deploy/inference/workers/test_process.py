@@ -1,15 +1,18 @@
-"""The processes of workers: on which processors, and those that are started early."""
+"""The processes of workers: on which processors, and how they are forked."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import subprocess
 
 import psutil
 import pytest
-from running_core import light_workers, wait_for
+from running_core import gone, wait_for
 
 from fleetbert.deploy.inference.settings import Engine
-from fleetbert.deploy.inference.workers import process
+from fleetbert.deploy.inference.workers import fork_server, process
 from fleetbert.deploy.inference.workers.process import share_processors
 
 
@@ -33,58 +36,74 @@ def test_each_worker_has_processors_of_its_own(monkeypatch, processors, settings
     assert all(len(share) in (0, threads) for share in shares)
 
 
-def end(*started):
+@pytest.fixture
+def forking(monkeypatch):
+    """A server's process that forks workers, started early."""
+    monkeypatch.setattr(process, "forking", None)
+    process.start_early(Engine(workers=2, threads=1))
+    yield process.forking
+    process.forking.process.kill()
+    process.forking.process.wait(60)
+
+
+def start(*processors: int) -> process.Started:
+    return asyncio.run(process.start(processors, 1))
+
+
+def end(*started: process.Started) -> list[int]:
+    """Their exit codes."""
     for one in started:
         one.process.kill()
-        one.process.wait(60)
         one.socket.close()
+    return [one.process.wait(60) for one in started]
 
 
-@pytest.fixture
-def early():
-    """Two that were started early."""
-    with light_workers():
-        process.start_early(Engine(workers=2, threads=1, pin=False))
-        started = list(process.EARLY)
-        yield started
-    end(*started)
-
-
-def test_workers_that_were_started_early_are_taken_first_and_once(early):
-    taken = [process.start((), 1) for _ in range(3)]
-    end(taken[2])
-    assert taken[:2] == early
-    assert psutil.Process(early[0].process.pid).environ().items() >= process.HUGE_PAGES.items()
-    assert taken[2].process.pid not in [one.process.pid for one in early]
-
-
-def test_only_one_that_was_started_for_the_same_is_taken(early):
+@pytest.mark.slow
+def test_workers_are_forked_with_paddle_as_children_that_can_be_waited_for(forking, capfd):
     [place] = sorted(os.sched_getaffinity(0))[:1]
-    others = [process.start((place,), 1), process.start((), 2)]
-    end(*others)
-    assert early == process.EARLY
+    pinned, free = start(place), start()
+    found = [psutil.Process(one.process.pid) for one in (pinned, free)]
+    assert [one.ppid() for one in found] == [os.getpid()] * 2
+    assert [one.name() for one in found] == ["fleetbert-work"] * 2
+    assert found[0].cpu_affinity() == [place]
+    assert found[1].cpu_affinity() == sorted(os.sched_getaffinity(0))
+    assert all("libpaddle" in str(one.memory_maps()) for one in found)
+    assert found[0].environ().items() >= process.HUGE_PAGES.items()
+    with pytest.raises(subprocess.TimeoutExpired):
+        pinned.process.wait(0.05)
+    assert pinned.process.poll() is None
+    free.socket.close()  # as where it is no longer needed
+    assert free.process.wait(60) == 0
+    assert end(pinned) == [-signal.SIGKILL]
+    assert not any(one.is_running() for one in found)  # nor zombies
 
 
-def test_one_that_has_ended_is_not_taken(early):
-    early[0].process.kill()
-    early[0].process.wait(60)
-    other = process.start((), 1)
-    end(other)
-    assert other.process.pid not in [one.process.pid for one in early]
-    assert early[1:] == process.EARLY
+@pytest.mark.slow
+def test_the_process_that_forks_is_started_again_where_it_has_ended(forking):
+    former = forking.process.pid
+    forking.process.kill()
+    forking.process.wait(60)
+    one = start()
+    assert psutil.Process(forking.process.pid).name() == fork_server.NAME
+    assert forking.process.pid != former
+    end(one)
 
 
-def test_early_workers_import_paddle_before_they_are_told_what_to_open(monkeypatch):
-    monkeypatch.setattr(process, "EARLY", [])
-    process.start_early(Engine(workers=1, threads=1, pin=False))
-    [early], late = process.EARLY, process.start((), 2)  # as many threads as the early one has not
-    try:
-        wait_for(lambda: holds_paddle(early), "Paddle in an early worker")
-        assert not holds_paddle(late)
-    finally:
-        end(early, late)
+@pytest.mark.slow
+def test_it_refuses_while_it_cannot_and_workers_end_with_what_awaited_them(forking, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(forking, "_start", lambda _: subprocess.Popen(["false"]))
+        forking.process.kill()
+        forking.process.wait(60)
+        with pytest.raises(OSError):
+            start()
 
+    async def cancel() -> None:
+        coming = asyncio.ensure_future(process.start((), 1))
+        await asyncio.sleep(0.05)
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
 
-def holds_paddle(started: process.Started) -> bool:
-    found = psutil.Process(started.process.pid)
-    return any("libpaddle" in one.path for one in found.memory_maps())
+    asyncio.run(cancel())
+    others = [child for child in psutil.Process().children() if child.name() == "fleetbert-work"]
+    wait_for(lambda: all(gone(child.pid) for child in others), "no worker that nobody knows")
