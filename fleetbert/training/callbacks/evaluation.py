@@ -27,14 +27,15 @@ class Evaluation(Callback):
             return
         strategy.synchronize()
         shares = [batches[rank :: strategy.world_size] for rank in range(strategy.world_size)]
-        parts: list[Part] | None = []
+        parts: list[Part] = []
+        stopped = False
         for number in range(len(shares[0])):  # the first rank has the most
             if strategy.any_asked_to_stop(stopping.received() is not None):
-                parts = None
+                stopped = True
                 break
             batch = shares[strategy.rank][number : number + 1]
             parts += [strategy.predict(task.dev_arrays(part)) for part in batch]
-        gathered = strategy.gather(parts)
+        gathered = strategy.gather(None if stopped else parts)
         run.state.evaluation_due = any(parts is None for parts in gathered)
         if run.state.evaluation_due:
             return
