@@ -39,6 +39,7 @@ class BertConfig:
     num_labels: int = 2
     kept_heads: int | None = None  # of each layer, as wide as they are with all; None: all
     pooler_act: str = "tanh"
+    predictions_act: str | None = None  # of the head for words; None: hidden_act
     one_type: bool = False
     pooling: str = pooling.DEFAULT
 
@@ -187,7 +188,7 @@ class MaskedWordsHead(nn.Layer):
     def __init__(self, config: BertConfig, words: paddle.Tensor):
         super().__init__()
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = activations.get(config.hidden_act)
+        self.activation = activations.get(config.predictions_act or config.hidden_act)
         self.layer_norm = nn.LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
         self.decoder = nn.Layer()
         self.decoder.weight = words

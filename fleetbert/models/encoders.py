@@ -47,11 +47,12 @@ class Shape(TypedDict, total=False):
     layer_norm_eps: float
     pad_token_id: int
     pooler_act: str  # in no file: after the pooler; tanh where nothing is said
+    predictions_act: str  # in no file: of the head for words; hidden_act where nothing is said
     one_type: bool  # in no file: the family has one type of tokens, so that all are of type 0
     pooling: str  # in another file: how tokens become a vector, see `models.pooling`
 
 
-NOT_IN_FILES = ("kept_heads", "pooler_act", "one_type", "pooling")
+NOT_IN_FILES = ("kept_heads", "pooler_act", "predictions_act", "one_type", "pooling")
 FIELDS: list[str] = [field for field in Shape.__annotations__ if field not in NOT_IN_FILES]
 KINDS = get_type_hints(Shape)
 
@@ -112,6 +113,7 @@ class Family(NamedTuple):
     keys: what config.json calls a field of Shape, where not as BERT's does. repeated: fields of
         Shape that it says once more, by the other name.
     defaults: of a field that config.json does not name.
+    fixed: of a field, whatever config.json says.
     pooler_act: after its pooler, or its classifier's first layer.
     architectures: the class in transformers for each head (`models.task_heads`).
     cannot: why a config.json is of no network that folds into ours, besides ONLY; "" if it does.
@@ -131,6 +133,7 @@ class Family(NamedTuple):
     keys: Mapping[str, str] = {}
     repeated: Mapping[str, str] = {}
     defaults: Shape = Shape()
+    fixed: Shape = Shape()
     pooler_act: str = "tanh"
     cannot: Callable[[Fields], str] = _folds
     fold: Callable[[Loaded], Loaded] = unchanged
@@ -256,6 +259,7 @@ ROBERTA = Family(
     paddlenlp=LM_HEAD,
     architectures=_classes("Roberta"),
     defaults={"pad_token_id": 1},
+    fixed={"predictions_act": "gelu"},
     fold=_fold_roberta,
     unfold=_unfold_roberta,
 )
@@ -302,7 +306,7 @@ DISTILBERT = Family(
         "hidden_dropout_prob": "dropout",
         "attention_probs_dropout_prob": "attention_dropout",
     },
-    defaults={"layer_norm_eps": 1e-12},
+    fixed={"layer_norm_eps": 1e-12},
     pooler_act="relu",
     fold=_fold_types,
     unfold=_unfold_distilbert,
@@ -331,6 +335,8 @@ CAMEMBERT = ROBERTA._replace(
 )
 BUILT_IN = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ERNIE, DISTILBERT, ELECTRA)
 families: Registry[Family] = Registry("model_type", {f.model_type: f for f in BUILT_IN})
+
+LARGEST_EPSILON = 1e-3  # of Paddle's LayerNorm
 
 # Why others do not fold into the network.
 REFUSED: dict[str, str] = {
@@ -369,6 +375,8 @@ def refusal(family: Family, fields: Fields) -> str:
             return (
                 f"config.json says {key}: {_short(value)}; it has to be {expected}, the model's own"
             )
+        if field == "layer_norm_eps" and not 0 <= value <= LARGEST_EPSILON:
+            return f"config.json says {key}: {value}; Paddle takes 0 to {LARGEST_EPSILON}"
     return family.cannot(fields)
 
 
@@ -410,6 +418,7 @@ def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     for field, key in _named(family, fields).items():
         if fields[key] is not None:
             shape = cast(Shape, {**shape, field: fields[key]})
+    shape.update(family.fixed)
     shape.setdefault("vocab_size", len(tensors[WORDS]))
     if family.pooler_act != "tanh":
         shape["pooler_act"] = family.pooler_act

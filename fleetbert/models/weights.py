@@ -33,6 +33,9 @@ def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
     return whole.hexdigest()
 
 
+DECODER = "cls.predictions.decoder.weight"  # the embeddings of words once more
+
+
 class LoadReport(NamedTuple):
     """What loading did not find or did not need; only tensors of heads are ever listed here."""
 
@@ -82,6 +85,13 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
                 for text, names in (("missing: ", lost), ("unexpected: ", strange))
                 if names
             )
+        )
+    words, decoder = (source.tensors.get(name) for name in (encoders.WORDS, DECODER))
+    if DECODER in state and decoder is not None and not np.array_equal(words, decoder):
+        raise UserError(
+            f"model.init {source.name}: its masked-word head has weights of its own beside the "
+            "embeddings (tie_word_embeddings: false), which is not supported; take a model that "
+            "shares them, or remove the head's weights"
         )
     rows = match_labels(source.head_labels, labels)
     for name, array in source.tensors.items():
@@ -173,7 +183,7 @@ def save_folder(
     tokenizer's files. head_fields: of the config.json besides."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {n: t.astype("float32").numpy() for n, t in network.network.state_dict().items()}
-    for tied in ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"):
+    for tied in (DECODER, "cls.predictions.decoder.bias"):
         state.pop(tied, None)
     loaded = Loaded(state, source.shape)
     fields, tensors = encoders.write(source.family, loaded, network.head, source.paddlenlp)
@@ -194,6 +204,6 @@ def _tied(name: str, tensors: Tensors) -> bool:
     partner = {
         "cls.predictions.decoder.bias": "cls.predictions.decoder_bias",
         "cls.predictions.decoder_bias": "cls.predictions.decoder.bias",
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        DECODER: encoders.WORDS,
     }.get(name)
     return partner in tensors

@@ -122,6 +122,17 @@ class TestLoad:
         np.testing.assert_array_equal(head.decoder.bias.numpy(), given["cls.predictions.bias"])
         assert "cls.predictions.transform.weight" in loaded(folder)[1].unused
 
+    def test_a_masked_word_head_with_weights_of_its_own_is_refused(self, tmp_path):
+        """Where nothing reads it, it does not matter, nor does a copy of the embeddings."""
+        folder = write(tmp_path / "mlm", head="mlm")
+        name, words = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
+        change_tensors(folder, lambda tensors: tensors.update({name: tensors[words].copy()}))
+        loaded(folder, "mlm")
+        change_tensors(folder, lambda tensors: tensors.update({name: tensors[words] + 1}))
+        loaded(folder)
+        with pytest.raises(UserError, match="head has weights of its own beside the embeddings"):
+            loaded(folder, "mlm")
+
 
 THREE = ["neg", "pos", "so so"]
 ORDERED = "the classifier's labels, pos, neg, so so, are put in the order neg, pos, so so"

@@ -25,14 +25,14 @@ ROBERTA = {**SIZES, "max_position_embeddings": 26, "type_vocab_size": 1, "layer_
 TASKS = {"type_vocab_size": 4, "use_task_id": True, "task_type_vocab_size": 3, "hidden_act": "relu"}
 DISTILBERT = {
     "vocab_size": 30, "dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12, "num_labels": 3,
-    "max_position_embeddings": 24,
+    "max_position_embeddings": 24, "layer_norm_eps": 1e-3,  # which its layers do not read
 }  # fmt: skip
 # name: (transformers' prefix of classes, fields, padding id)
 FAMILIES = {
     "bert": ("Bert", SIZES, 0),
     "roberta": ("Roberta", ROBERTA, 1),
     "camembert": ("Camembert", ROBERTA, 1),
-    "xlm-roberta": ("XLMRoberta", ROBERTA, 1),
+    "xlm-roberta": ("XLMRoberta", {**ROBERTA, "hidden_act": "relu"}, 1),
     "ernie": ("Ernie", {**SIZES, **TASKS}, 0),
     "distilbert": ("DistilBert", DISTILBERT, 0),
     "electra": ("Electra", {**SIZES, "embedding_size": 8}, 0),
