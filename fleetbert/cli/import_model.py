@@ -57,20 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     extras.need("train", "the import of a model")
     environment.import_paddle()
-    from fleetbert.api.arguments import numbered  # with NumPy, which --help has no need of
+    from fleetbert.api.arguments import folder_of  # with NumPy, which --help has no need of
     from fleetbert.export import imported  # loads Paddle
 
-    output = arguments.output
-    path = numbered("import") / "bundle" if output is None else Path(output)
-    bundle = imported.import_model(
-        config.Model(init=arguments.source),
-        path,
-        arguments.label,
-        arguments.pair,
-        arguments.max_length,
-        arguments.task,
-        arguments.pooling,
-    )
+    with folder_of("import", arguments.output) as folder:
+        assert folder is not None
+        bundle = imported.import_model(
+            config.Model(init=arguments.source),
+            Path(folder) / ("" if arguments.output else "bundle"),
+            arguments.label,
+            arguments.pair,
+            arguments.max_length,
+            arguments.task,
+            arguments.pooling,
+        )
     labels = ", ".join(bundle.labels) or bundle.task.name
     variants = ", ".join(variant.name for variant in bundle.manifest.variants)
     print(f"made {bundle.root}: {variants}, {bundle.max_length} tokens, {labels}")

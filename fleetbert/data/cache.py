@@ -19,7 +19,6 @@ import hashlib
 import io
 import json
 import logging
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -28,9 +27,8 @@ from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence
 import numpy as np
 import pyarrow as pa
 from tokenizers import __version__ as library_version
-from tqdm import tqdm
 
-from fleetbert.core import files, limits, locks
+from fleetbert.core import files, limits, locks, progress
 from fleetbert.core.errors import UserError
 from fleetbert.data import read, tokenizers, workers
 from fleetbert.data.rows import Rows
@@ -228,10 +226,8 @@ def _make(
         leftover.unlink()
     made: dict[int, Path] = {}
     futures: list[Future[Path]] = []
-    bar = tqdm(
-        total=total, initial=there, unit="B", unit_scale=True, desc=f"tokenizing {Path(name).name}",
-        mininterval=0.5 if sys.stderr.isatty() else 10.0, file=sys.stderr,
-    )  # fmt: skip
+    title = f"tokenizing {Path(name).name}"
+    bar = progress.bar(total=total, initial=there, unit="B", unit_scale=True, desc=title)
     with bar, workers.start(min(processors, len(missing)), _open_tokenizer, recipe) as pool:
         try:
             futures = [pool.submit(_write_piece, name, cached, pieces[n], n) for n in missing]

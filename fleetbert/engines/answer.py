@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import sys
 from collections import deque
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
@@ -24,6 +22,9 @@ from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.tasks import Answer
 from fleetbert.tasks.answer import are_finite
+
+if TYPE_CHECKING:
+    from tqdm.std import tqdm
 
 # Tokens of a batch, padding included. BERT-base in float32 on 2 threads takes the same processor
 # time with 512 to 2,048, and 4 % more with 4,096, whose batches hold more padding. MiniLM in int8
@@ -201,10 +202,12 @@ def answer_lines(
         yield _answer_window(model, taken)
 
 
-def progress(total: int | None = None) -> tqdm:
-    """A progress bar on stderr; silent unless stderr is a terminal and there are many texts."""
-    silent = not sys.stderr.isatty() or (total is not None and total < MANY_TEXTS)
-    return tqdm(total=total, unit=" texts", disable=silent, file=sys.stderr)
+def progress(total: int | None = None) -> tqdm[Any]:
+    """A progress bar; silent unless somebody watches and there are many texts."""
+    from fleetbert.core.progress import bar, watched  # with asyncio, which takes a while
+
+    silent = not watched() or (total is not None and total < MANY_TEXTS)
+    return bar(total=total, unit=" texts", disable=silent)
 
 
 def _remember(stream: Iterable[bytes], raw: deque[bytes]) -> Iterator[bytes]:

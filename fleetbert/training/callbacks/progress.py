@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
+from fleetbert.core import progress
 from fleetbert.core.quantities import duration
 from fleetbert.tasks import FIGURES
 from fleetbert.training.loop import Callback, Metrics, Row, Run
@@ -20,18 +21,15 @@ class Progress(Callback):
     since = 0.0  # when the first step ended
 
     def on_start(self, run: Run) -> None:
-        # paddle.distributed.launch shows rank 0's log file, where each update is a line.
-        interval = 0.5 if sys.stderr.isatty() else 10.0
+        # paddle.distributed.launch shows rank 0's log file.
+        watched = progress.watched()
         self.started = True
-        self.bar = tqdm(
+        self.bar = progress.bar(
             total=run.total_steps,
             initial=run.state.step,
             unit=" steps",
-            mininterval=interval,
-            maxinterval=interval,
-            dynamic_ncols=sys.stderr.isatty(),
-            ncols=None if sys.stderr.isatty() else 110,
-            file=sys.stderr,
+            dynamic_ncols=watched,
+            ncols=None if watched else 110,
         )
         if run.state.step:
             self.bar.write(f"resumed at step {run.state.step}", file=sys.stderr)
