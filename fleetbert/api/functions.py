@@ -129,7 +129,7 @@ def import_model(
     *,
     labels: Sequence[str | int] | None = None,
     pair: bool = False,
-    max_length: int = 128,
+    max_length: int | None = None,
     vocab: PathLike | None = None,
     lowercase: bool | None = None,
     task: str | None = None,
@@ -144,7 +144,8 @@ def import_model(
     bundle: the folder to write; an existing folder is replaced. Default: output/import-1/bundle.
     labels: the labels in the order of the logits. Default: from config.json.
     pair: whether the model takes pairs of texts.
-    max_length: tokens per text; longer texts are truncated.
+    max_length: tokens per text; longer texts are truncated. Default: the positions that the model
+        has, at most 512.
     vocab, lowercase: the vocabulary file and its case. Default: from the source.
     task: embedding gives a vector of length 1 for each text, with any encoder. ranking gives a
         score for a query and a document, and needs a head with one output. Default: the head's

@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a vector, over a text's tokens (as 1_Pooling says, else mean)",
     )
     parser.add_argument(
-        "--max-length", type=int, default=128, metavar="N", help="tokens of a text (128)"
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="tokens of a text (the positions that the model has, at most 512)",
     )
 
 

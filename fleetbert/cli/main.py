@@ -6,7 +6,6 @@ Each command imports the package that does its work, so that `fleetbert --help` 
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from fleetbert import __version__
@@ -59,15 +58,8 @@ def _dispatch(argv: list[str]) -> int | None:
         )
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
-    arguments = parser.parse_args([_below_home(word) for word in argv])
+    arguments = parser.parse_args(argv)
     return arguments.run(arguments)
-
-
-def _below_home(word: str) -> str:
-    """Expand `~` in `--option=~/path`, as a shell does in `--option ~/path`."""
-    option, sign, value = word.partition("=")
-    path = os.path.expanduser(value)  # noqa: PTH111  leaves alone what is no path of a user
-    return f"{option}{sign}{path}" if option.startswith("--") else word
 
 
 # The line of `fleetbert --help`, and the module: its DESCRIPTION, add_arguments and run.

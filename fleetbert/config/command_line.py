@@ -4,6 +4,7 @@ meant as keys."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any, Mapping, Sequence
 
@@ -21,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
     # As argparse has it: also what subcommands, `parse_args` and `parse_intermixed_args` call.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = sys.argv[1:] if args is None else list(args)
+        words = [_below_home(word) for word in (sys.argv[1:] if args is None else args)]
         if self.schemas:
             self._refuse_unknown_options(words)
         return super().parse_known_args(words, namespace)
@@ -40,6 +41,13 @@ class Parser(argparse.ArgumentParser):
             meant = hint(name[2:], self.schemas, value or None)
             where = f"{name}: is no option, and keys are set by words key=value"
             raise UserError(where + (meant or "; --help-all lists them"))
+
+
+def _below_home(word: str) -> str:
+    """Expand `~` in `--option=~/path`, as a shell does in `--option ~/path`."""
+    option, sign, value = word.partition("=")
+    path = os.path.expanduser(value)  # noqa: PTH111  leaves alone what is no path of a user
+    return f"{option}{sign}{path}" if option.startswith("--") else word
 
 
 def add_keys(parser: argparse.ArgumentParser, schemas: Mapping[str, type[BaseModel]]) -> None:

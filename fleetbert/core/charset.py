@@ -19,6 +19,7 @@ TITLES = {
     "utf-32": "UTF-32",
     "gbk": "GBK",
     "latin1": "Latin-1",
+    "cp1252": "Windows-1252",
 }
 MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),  # begins as UTF-16's does
@@ -42,11 +43,17 @@ def guess(data: bytes) -> str | None:
         return "utf-16le" if odd > even else "utf-16be"
     runs = HIGH.findall(data)
     alone = sum(len(run) == 1 for run in runs)
+    # Latin-1 has control characters from 0x80 to 0x9f, where Windows-1252 has quotes and the euro.
+    western = "cp1252" if re.search(rb"[\x80-\x9f]", data) and _is(data, "cp1252") else "latin1"
+    return western if alone * 2 > len(runs) or not _is(data.rstrip(b"\r\n"), "gbk") else "gbk"
+
+
+def _is(data: bytes, encoding: str) -> bool:
     try:
-        data.rstrip(b"\r\n").decode("gbk")
+        data.decode(encoding)
     except UnicodeDecodeError:
-        return "latin1"
-    return "latin1" if alone * 2 > len(runs) else "gbk"
+        return False
+    return True
 
 
 def problem(data: bytes, sample: bytes | None = None) -> str | None:

@@ -6,6 +6,7 @@ the server ask, none of which has to import a task.
 
 from __future__ import annotations
 
+import difflib
 from typing import Callable, NamedTuple
 
 from pydantic_core import PydanticCustomError
@@ -30,6 +31,7 @@ class Shape(NamedTuple):
     tells: what a bundle without labels tells of each text; "" if nothing.
     counts: what `n` of its metrics counts.
     problem_type: in a model's config.json, by which transformers knows what its head is for.
+    also: what others call the task, for the hint to a name that is none.
     imports: what a model of others is that is imported as this task only where a user names it.
     """
 
@@ -49,6 +51,7 @@ class Shape(NamedTuple):
     tells: str = ""
     counts: str = "texts"
     problem_type: str = ""
+    also: str = ""
     imports: str = ""
 
     @property
@@ -69,22 +72,33 @@ SCORE = NUMBER._replace(outputs=1, tells="a number", problem_type="regression")
 TAGS = Shape("", head="tokens", label="spans", per_token=True, picks_label=False)
 UNASKED = Shape("", answers=False, picks_label=False)
 SHAPES: dict[str, Shape] = {shape.name: shape for shape in (
-    Shape("classification"),
-    Shape("pair_classification", pair=True),
-    SCORE._replace(name="regression"),
-    SCORE._replace(name="pair_regression", pair=True),
+    Shape(
+        "classification", also="text_classification sequence_classification sentiment sst2 "
+        "sentiment_analysis intent single_label_classification topic"),
+    Shape(
+        "pair_classification", pair=True, also="nli mnli paraphrase entailment text_matching "
+        "sentence_pair sentence_pair_classification natural_language_inference"),
+    SCORE._replace(name="regression", also="text_regression score"),
+    SCORE._replace(name="pair_regression", pair=True, also="sts stsb similarity"),
     SCORE._replace(
-        name="ranking", what="score of a query and a document", pair=True, label="relevance",
+        name="ranking", also="rerank reranking reranker cross_encoder text_ranking",
+        what="score of a query and a document", pair=True, label="relevance",
         imports="a number for a query and a document, of a head with one output"),
     NUMBER._replace(
-        name="embedding", head="embedding", pooled=True, tells="a vector",
+        name="embedding", also="embeddings sentence_similarity feature_extraction retrieval "
+        "bi_encoder contrastive simcse sentence_embedding",
+        head="embedding", pooled=True, tells="a vector",
         imports="a vector for each text, of any encoder"),
     Shape(
-        "multi_label_classification", label="names", least_labels=1, picks_label=False,
+        "multi_label_classification", also="multilabel multi_label tagging",
+        label="names", least_labels=1, picks_label=False,
         problem_type="multi_label_classification"),
-    TAGS._replace(name="token_classification", what="named entities"),
+    TAGS._replace(
+        name="token_classification", also="ner named_entities named_entity_recognition pos "
+        "sequence_labeling sequence_tagging entities", what="named entities"),
     UNASKED._replace(
-        name="mlm", what="masked-language modelling", head="masked_words", labelled=False,
+        name="mlm", also="masked_lm fill_mask pretraining language_modeling pretrain",
+        what="masked-language modelling", head="masked_words", labelled=False,
         least_labels=0, outputs=2,  # PaddleNLP's config knows no fewer labels
         counts="masked words"),
     UNASKED._replace(
@@ -96,8 +110,19 @@ def check(name: str) -> str:
     """For pydantic: the name, if there is such a task."""
     if name not in SHAPES:
         *names, last = map(repr, SHAPES)
-        raise PydanticCustomError("literal_error", f"Input should be {', '.join(names)} or {last}")
+        near = meant(name)
+        hint = f" (did you mean {near}?)" if near else ""
+        choices = f"{', '.join(names)} or {last}"
+        raise PydanticCustomError("literal_error", f"Input should be {choices}{hint}")
     return name
+
+
+def meant(name: str) -> str | None:
+    """The task that others call so, or that is spelled nearly so."""
+    words = {word: shape.name for shape in SHAPES.values() for word in shape.also.split()}
+    words.update({task: task for task in SHAPES})
+    plain = name.strip().lower().replace("-", "_").replace(" ", "_")
+    return next((words[near] for near in difflib.get_close_matches(plain, words, 1, 0.75)), None)
 
 
 def in_words() -> str:

@@ -82,8 +82,8 @@ def table_format(
         return Format("conll", None, False, labelled, label=label)
     if suffix in TAG_SUFFIXES:
         raise UserError(
-            f"{path}: holds tagged tokens, for the task token_classification; choose that, or give "
-            "texts with labels as .tsv, .csv or .jsonl"
+            f"{path}: holds tagged tokens, which task.name=token_classification learns; "
+            "choose that, or give texts with labels as .tsv, .csv or .jsonl"
         )
     return _with_header(Path(path), pair, labelled, columns)._replace(label=label)
 

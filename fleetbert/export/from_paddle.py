@@ -101,11 +101,12 @@ def import_program(
     model: config.Model,
     bundle: Path,
     answers: Callable[[Fields, int], tuple[str, list[str]]],
-    max_length: int,
+    max_length: int | None,
 ) -> bundles.Bundle:
     """Write the program at `path` (.pdmodel), the .pdiparams beside it and the folder's tokenizer
     as a bundle.
 
+    max_length: None: as many as config.json has positions, at most 512, or 128 without one.
     answers: the task and the labels, of the folder's config.json ({} without one) and the number of
     logits. UserError says why a program cannot be served.
     """
@@ -126,12 +127,14 @@ def import_program(
             f"{path}: looks up {words} words, and its tokenizer has {tokenizer.vocab_size}; put "
             "the tokenizer that it was trained with beside it"
         )
+    file = path.with_name("config.json")
+    fields = charset.read_json(file, "configuration") if file.is_file() else {}
+    if max_length is None:
+        max_length = min(int(fields.get("max_position_embeddings", 128)), 512)
     pad_id = tokenizer.pad_id
     batches = alike.random_batches(max_length, tokenizer.vocab_size, pad_id)
     expected = _answers(given, batches)
     _check_padding(given, tokenizer)
-    file = path.with_name("config.json")
-    fields = charset.read_json(file, "configuration") if file.is_file() else {}
     task, labels = answers(fields, expected[0].shape[1])
 
     def fill(folder: Path) -> list[bundles.Variant]:

@@ -17,19 +17,22 @@ from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
 from fleetbert.models import encoders, sources, task_heads, weights
 
+LONGEST = 512  # tokens of a text, where nobody says how many
+
 
 def import_model(
     model: config.Model,
     path: Path,
     labels: Sequence[str | int] | None,
     pair: bool = False,
-    max_length: int = 128,
+    max_length: int | None = None,
     task: str | None = None,
     pooling: str | None = None,
 ) -> bundles.Bundle:
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32. A
     folder with an exported program is the part of `from_paddle`.
 
+    max_length: None: the positions that the model has, at most LONGEST.
     labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
     logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
     with these. An encoder of a sentence-transformers folder, and any where the task is embedding,
@@ -100,8 +103,9 @@ def import_model(
             f"{source.name}: has no classifier, so it answers nothing; train one from it, with "
             f"init, or name the task {tasks.EMBEDDING.name} for its vectors"
         )
-    positions = source.shape.get("max_position_embeddings", 512)
-    if max_length > int(positions):
+    positions = int(source.shape.get("max_position_embeddings", LONGEST))
+    max_length = min(positions, LONGEST) if max_length is None else max_length
+    if max_length > positions:
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
     tokenizer = tokenizers.open(source.tokenizer)
     outputs = tasks.get(task).of_width(source.shape["hidden_size"]).outputs(names)

@@ -120,6 +120,23 @@ def test_what_has_no_key_is_said(name):
     assert said and "did you mean" not in said
 
 
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("ner", "token_classification"),
+        ("text-classification", "classification"),
+        ("multilabel", "multi_label_classification"),
+        ("clasification", "classification"),
+        ("zzz", None),
+    ],
+)
+def test_a_task_of_another_framework_is_answered_with_its_name(name, task):
+    with pytest.raises(UserError) as caught:
+        config.from_keys(config.Config, {"task.name": name})
+    hint = f" (did you mean {task}?)" if task else "'ctr'"
+    assert f"{hint}, not {name}" in str(caught.value)
+
+
 def test_the_same_name_means_another_key_elsewhere():
     for schema, key in [(config.Quantize, "bundle"), (config.Config, "model.init")]:
         assert names.hint("model_name_or_path", [schema]) == f"; did you mean {key}?"

@@ -17,6 +17,7 @@ GERMAN = "label\ttext_a\ngut\tEin schöner Abend für alle\nschlecht\tgrößer, 
 CASES = [
     (CHINESE, "gbk", "GBK", "gbk"),
     (GERMAN, "latin1", "Latin-1", "latin1"),
+    (GERMAN.replace("Abend", "“Abend”"), "cp1252", "Windows-1252", "cp1252"),
     (GERMAN, "utf-16", "UTF-16", "utf-16"),
     (CHINESE, "utf-16", "UTF-16", "utf-16"),
     (GERMAN, "utf-16-le", "UTF-16 without", "utf-16le"),
@@ -53,7 +54,7 @@ def test_every_reader_says_the_same(tmp_path, name):
         message = str(caught.value)
         assert f"looks like {title}" in message
         assert message.endswith(f"convert the file: `iconv -f {iconv} -t utf-8`")
-        line = 2 if codec in ("gbk", "latin1") else 1
+        line = 2 if codec in ("gbk", "latin1", "cp1252") else 1
         assert f"{path}:{line}: " in message or f"{path}, line {line}: " in message
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetbert.config import Columns
 from fleetbert.core.errors import UserError
 from fleetbert.data import conll, read
 
@@ -22,6 +23,20 @@ def spans(table):
         [(example.text_a[begin:end], kind) for begin, end, kind in json.loads(example.label)]
         for example in table.examples
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "choose that, or give texts"),
+        ({"label": "spans", "columns": Columns(label_column="tag")}, "leave label_column out"),
+    ],
+)
+def test_tagged_tokens_are_refused_to_those_who_mean_something_else(tmp_path, given, said):
+    path = tmp_path / "a.conll"
+    path.write_text("John B-person\n")
+    with pytest.raises(UserError, match=said):
+        read.table_format(path, pair=False, labelled=True, **given)
 
 
 def test_columns_of_every_scheme_are_the_same_spans(tmp_path):
