@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import numpy as np
 import pytest
 import shapes
@@ -148,3 +149,17 @@ labels(fleetbert.load("b", task="regression"))  # refused
     lines = (tmp_path / "program.py").read_text().splitlines()
     expected = {number for number, line in enumerate(lines, 1) if "refused" in line}
     assert refused == expected, found.stdout + found.stderr
+
+
+def test_an_answer_does_not_wait_for_what_it_does_not_need(bundle):
+    """Schemas of jobs and asyncio take as long as a tenth of Paddle's import."""
+    ended = fresh.python(
+        "import sys, fleetbert; fleetbert.load(sys.argv[1])(['word1']); print(*sys.modules)",
+        str(bundle),
+    )
+    loaded = {
+        "fleetbert.config.training", "fleetbert.config.loading", "fleetbert.training",
+        "fleetbert.api.functions", "tqdm.auto",
+    } & set(ended.stdout.split())  # fmt: skip
+    assert "fleetbert.api.model" in ended.stdout, ended.stderr
+    assert not loaded
