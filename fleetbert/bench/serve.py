@@ -269,11 +269,10 @@ def running(
     log: Path,
     addresses: Callable[[], dict[str, str]],
     stdout: IO[bytes] | int,
-    folder: Path | None = None,
 ) -> Iterator[Server]:
     """A server, until the block ends. addresses: where it listens; empty while it does not."""
     with log.open("wb") as stderr:
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environ, cwd=folder)
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environ)
         try:
             until = time.monotonic() + START_SECONDS
             while process.poll() is None and time.monotonic() < until:

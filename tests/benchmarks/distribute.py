@@ -173,7 +173,9 @@ def start(
 
 def tell_ranks(count: int) -> list[dict[str, str]]:
     """As paddle.distributed.launch does."""
-    endpoints = [f"127.0.0.1:{port}" for port in harness.free_ports(count)]
+    cluster = Cluster(0, count)
+    cluster.close()
+    endpoints = [f"127.0.0.1:{port}" for port in cluster.ports]
     return [
         {
             "PADDLE_TRAINER_ID": str(rank),

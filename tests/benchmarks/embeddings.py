@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    harness.check_peer(arguments.peer_python, served.FRONTS["fastapi"])
+    harness.check_peer(arguments.peer_python, served.NEEDS)
     harness.check_peer(arguments.peer_python, infer.PEERS["ort-int8"].needs)
     threads, rows = arguments.threads, harness.read_pairs(arguments.data)
     texts = list(dict.fromkeys(row[0] for row in rows))[: arguments.texts]

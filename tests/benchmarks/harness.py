@@ -28,14 +28,13 @@ from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
-from fleetbert.launch.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(__file__).with_name("peers")
 PEER_PYTHON = ".venv-bench/bin/python"
 BENCHMARKS = {
     "infer": "a bundle's variants beside PyTorch, ONNX Runtime and OpenVINO",
-    "serve": "the server beside FastAPI and BentoML over the same model",
+    "serve": "the server beside FastAPI over the same model",
     "embeddings": "vectors by /v1/embeddings beside FastAPI over ONNX Runtime's int8",
     "train": "fine-tuning beside PyTorch + transformers",
     "compress": "what the shipped recipes lose, on six checkpoints and unseen texts",
@@ -187,12 +186,6 @@ def read_pairs(table: Path) -> list[tuple[str, str, float]]:
     """STS-B's: two sentences and a number, no header."""
     with table.open(encoding="utf-8", newline="") as file:
         return [(a, b, float(number)) for a, b, number in csv.reader(file)]
-
-
-def free_ports(number: int) -> list[int]:
-    cluster = Cluster(0, number)
-    cluster.close()
-    return cluster.ports
 
 
 def add_peer(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,11 @@
-"""The server beside plain FastAPI servers and BentoML over the same model, by turns.
+"""The server beside plain FastAPI servers over the same model, by turns.
 
   python tests/benchmarks serve --bundle output/sst2/bundle --data dev.tsv --variant int8-static
 
-As `fleetbert bench serve`. The peers get JSON. FastAPI runs each request by itself, as a server
-that is written soon does; BentoML batches across requests, as this one does. Compared through the
-same number of connections, and at the peer's p99: this server is then asked through as many
-connections as bring its p99 there, because in a closed loop latency grows with them.
+As `fleetbert bench serve`. The peers get JSON, and run each request by itself, as a server that is
+written soon does. Compared through the same number of connections, and at the peer's p99: this
+server is then asked through as many connections as bring its p99 there, because in a closed loop
+latency grows with them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
-import socket
-import subprocess
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 from benchmarks import harness, infer, models
-from benchmarks.harness import PEERS, Result, Target
+from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer as own_infer
 from fleetbert.bench import measure, serve
@@ -29,8 +26,7 @@ from fleetbert.bench.serve import OURS, Server, Way
 from fleetbert.bench.worker import Json
 from fleetbert.core.errors import UserError
 
-FRONTS = {"fastapi": ("fastapi", "uvicorn", "tokenizers"), "bentoml": ("bentoml", "tokenizers")}
-NAMES = {"fastapi": "FastAPI", "bentoml": "BentoML"}
+NEEDS = ("fastapi", "uvicorn", "tokenizers")
 # How many times as many connections may be opened to bring p99 to a peer's, and how often to try.
 MOST_CONNECTIONS = 4
 TRIES = 2
@@ -54,28 +50,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         type=measure.words,
-        default=["fastapi+ort-int8", "bentoml+ort-int8"],
+        default=["ort-int8"],
         metavar="A,B",
-        help="a front (fastapi, bentoml) + an engine (fastapi+ort-int8,bentoml+ort-int8)",
+        help="engines behind FastAPI (ort-int8)",
     )
     harness.add_peer(parser)
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    peers = choose(arguments.peers, arguments.peer_python)
+    check_peers(arguments.peers, arguments.peer_python)
     with measure.workplace() as (folder, stack):
         bundle = models.with_onnx(bundles.read(arguments.bundle), folder / "bundle")
         servers = {}
-        for front, engine in peers:
-            label = f"{NAMES[front]} + {infer.PEERS[engine].label}"
+        for engine in arguments.peers:
+            label = f"FastAPI + {infer.PEERS[engine].label}"
             measure.say(f"starting {label}")
-            place = folder / f"{front}-{engine}"
+            place = folder / engine
             place.mkdir()
             texts = own_infer.tokenize(bundle, arguments.data, arguments.texts, ["sorted"], place)
             job = peer_job(engine, bundle, texts, arguments.threads)
-            opener = open_fastapi if front == "fastapi" else open_bentoml
             servers[label] = stack.enter_context(
-                opener(arguments.peer_python, place, job, arguments.threads)
+                open_fastapi(arguments.peer_python, place, job, arguments.threads)
             )
         bench, variant = serve.start(arguments, bundle, folder, stack, servers)
         answers = bench.first_answers(folder)
@@ -114,23 +109,16 @@ def run(arguments: argparse.Namespace) -> Result:
         [
             Target(f"{row.engine}: at equal p99, beside {row.reference}", row.times, TARGET)
             for row in equal
-            if row.reference.startswith(f"{NAMES['fastapi']} + {infer.ORT8}")
+            if row.reference.startswith(f"FastAPI + {infer.ORT8}")
         ],
     )
 
 
-def choose(words: Sequence[str], python: str) -> list[tuple[str, str]]:
-    peers = []
-    for word in words:
-        front, _, engine = word.partition("+")
-        if front not in FRONTS or engine not in infer.PEERS:
-            raise UserError(
-                f"--peers: {word} is no front ({', '.join(FRONTS)}) + engine "
-                f"({', '.join(infer.PEERS)})"
-            )
-        harness.check_peer(python, (*FRONTS[front], *infer.PEERS[engine].needs))
-        peers.append((front, engine))
-    return peers
+def check_peers(engines: Sequence[str], python: str) -> None:
+    for engine in engines:
+        if engine not in infer.PEERS:
+            raise UserError(f"--peers: {engine} is unknown; choose from {', '.join(infer.PEERS)}")
+        harness.check_peer(python, (*NEEDS, *infer.PEERS[engine].needs))
 
 
 def peer_job(engine: str, bundle: bundles.Bundle, texts: Texts, threads: int) -> Json:
@@ -154,32 +142,6 @@ def open_fastapi(python: str, folder: Path, job: Json, threads: int) -> Iterator
     path = folder / "job.json"
     with harness.start_peer(python, "fastapi_server.py", path, job, threads) as worker:
         yield Server({"json": worker.hello["address"]}, worker.pid)
-
-
-@contextlib.contextmanager
-def open_bentoml(python: str, folder: Path, job: Json, threads: int) -> Iterator[Server]:
-    """`bentoml serve` on a free port; it reads the job's file."""
-    path = folder / "job.json"
-    path.write_text(json.dumps(job), encoding="utf-8")
-    (port,) = harness.free_ports(1)
-    python = str(Path(python).absolute())  # not resolved: it is a link into its environment
-    command = [python, "-m", "bentoml", "serve", "bento_service:Bench", "--host", "127.0.0.1"]
-    environ = {
-        **harness.peer_environ(threads),
-        "FLEETBERT_JOB": str(path),
-        "BENTOML_HOME": str(folder / "home"),
-        "BENTOML_DO_NOT_TRACK": "True",
-    }
-
-    def addresses() -> dict[str, str]:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return {"json": f"127.0.0.1:{port}"}
-        return {}
-
-    command += ["--port", str(port)]
-    log = folder / "bentoml.log"
-    with serve.running(command, environ, log, addresses, subprocess.DEVNULL, PEERS) as server:
-        yield server
 
 
 def pair_ways(ways: Sequence[Way]) -> list[tuple[Way, Way]]:
