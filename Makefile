@@ -78,6 +78,7 @@ lint: venv ## Check style and types
 	$(PYTHON) -m ruff format --check $(SOURCES)
 	@VENV=$(VENV) .ci/types
 	$(PYTHON) .ci/api-page --check
+	$(PYTHON) .ci/figures
 
 api-page: venv ## Write docs/api.md from the docstrings
 	$(PYTHON) .ci/api-page

@@ -8,7 +8,7 @@ import json
 from fleetbert.doctor.findings import Finding
 
 DESCRIPTION = """\
-Look at this machine and try everything on it, in about two minutes: versions, processors, cards,
+Look at this machine and try its main features, in about two minutes: versions, processors, cards,
 limits and folders; then train a tiny BERT, on two ranks too, quantize and export it, answer in
 every variant, start a server and ask it. Nothing is left behind.
 

@@ -1,4 +1,4 @@
-"""`fleetbert doctor`: what a machine has, and whether everything runs on it.
+"""`fleetbert doctor`: what a machine has, and whether training, compressing and serving run on it.
 
 machine.py   looks at the machine and the installed packages, without Paddle
 smoke.py     trains, compresses and answers for real, in a process of its own
