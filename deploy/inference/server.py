@@ -28,7 +28,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.budget import Budget
 from fleetbert.deploy.inference.messages import Core, State
-from fleetbert.deploy.inference.ops import logs, memory, metrics, observe, output, pages
+from fleetbert.deploy.inference.ops import logs, memory, metrics, observe, output, pages, systemd
 from fleetbert.deploy.inference.protocol import auth, connections, grpc_service, http
 from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.deploy.inference.protocol.tls import TlsConnection
@@ -157,11 +157,16 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
             await _first(_until(core.versions), signals.first)
             where = ", ".join(listener.address for listener in listeners)
             loading = _models(core, State.LOADING, State.QUEUED)
-            write(f"serving on {where}{'; loading ' if loading else ''}{loading}\n")
+            serving = f"serving on {where}{'; loading ' if loading else ''}{loading}"
+            write(f"{serving}\n")
+            systemd.notify(f"READY=1\nSTATUS={serving}")
             await _first(_until(core.ready), signals.first)
             if core.ready():
-                write(f"ready: {_models(core, State.READY)}\n")
+                ready = f"ready: {_models(core, State.READY)}"
+                write(f"{ready}\n")
+                systemd.notify(f"STATUS={ready}")
             await signals.first.wait()
+            systemd.notify("STOPPING=1\nSTATUS=answers what it has taken")
             logs.log.info("leaving", extra={"fields": {"grace_seconds": listen.grace_seconds}})
             await _first(_end(listeners, core, listen.grace_seconds), signals.second)
         except BaseException:

@@ -20,6 +20,12 @@ from fleetbert.deploy.inference.settings import Safety
 # and with None when it is no longer of interest.
 WHEN_GONE = "fleetbert.when_gone"
 MOST_HEAD_BYTES = 64 << 10  # of a request line and its headers; the parser itself has no limit
+NOT_HTTP = {  # by the first bytes
+    b"PRI ": "this port speaks HTTP/1.1, not HTTP/2; gRPC has a port of its own",
+    b"PROXY ": "this port takes no PROXY protocol: turn it off in the load balancer",
+    b"\r\n\r\n\0\r\nQUIT\n": "this port takes no PROXY protocol: turn it off in the load balancer",
+    b"\x16\x03": "this port speaks no TLS: the address begins with http://",
+}
 OF_UPGRADES = (b"upgrade", b"http2-settings")
 # In which the client that has ended its side (`nc -N`) gets its answer. Nothing tells it from one
 # that has gone, whose request is dropped then.
@@ -79,7 +85,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        size = len(data)
+        size, first = len(data), data
         if self._in_head and not self._head_bytes:  # the first bytes
             self._due = self.loop.time() + self.safety.head_seconds
         try:
@@ -89,10 +95,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, "the request's path or a header cannot be read; write it in ASCII")
             return
         except httptools.HttpParserError as error:
-            words = f"this is not HTTP: {error}"
-            if "PRI" in str(error):
-                words = "this port speaks HTTP/1.1, not HTTP/2; gRPC has a port of its own"
-            self._refuse(400, words)
+            known = (words for begin, words in NOT_HTTP.items() if first.startswith(begin))
+            self._refuse(400, next(known, f"this is not HTTP: {error}"))
             return
         if self._in_head:
             # Where the head has just begun, what came before it is no part of it.

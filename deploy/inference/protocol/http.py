@@ -52,7 +52,7 @@ TIMES = ("x-queue-time", "x-inference-time")  # milliseconds
 # To scripts of other sites' pages, beside what browsers show them anyway.
 EXPOSED = (HEADER_LENGTH, UNKNOWN.decode(), "retry-after", "x-request-id", *TIMES)
 # For everyone, with or without a key: probes, and pages that hold nothing of the models.
-OPEN = re.compile(r"/v2/health/\w+|/|/docs(/.*)?|/openapi\.json")
+OPEN = re.compile(r"/v2/health/\w+|/health|/|/docs(/.*)?|/openapi\.json")
 
 Endpoint = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
@@ -230,7 +230,11 @@ def _health(core: Core) -> list[BaseRoute]:
         words = "a model that is to be served is not ready"
         return _not_ready({"live": True, "ready": False, "error": words})
 
-    return [Route("/v2/health/live", live), Route("/v2/health/ready", ready)]
+    return [
+        Route("/v2/health/live", live),
+        Route("/v2/health/ready", ready),
+        Route("/health", ready),  # text-embeddings-inference's
+    ]
 
 
 def _telling(tell: Callable[..., object]) -> Endpoint:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Asked every few seconds for ever: nobody wants a trace of them.
 PROBES = re.compile(
-    r"(GET|HEAD) (/v2/health/\w+|/v2/models/.+/ready|/metrics)"
+    r"(GET|HEAD) (/v2/health/\w+|/health|/v2/models/.+/ready|/metrics)"
     r"|/inference\.GRPCInferenceService/(Server(Live|Ready)|ModelReady)|/grpc\.health\.v1\..*"
 )
 NO_KEY = "authorization: no valid API key; send `Authorization: Bearer KEY`"

@@ -208,6 +208,22 @@ def test_sigterm_and_sighup_drain(tmp_path, signals):
         assert slow[0].status_code == 200 and slow[0].headers["connection"] == "close"
 
 
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told(tmp_path, abstract):
+    """As of a service of Type=notify."""
+    address = f"\0{tmp_path}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(address)
+        channel.settimeout(DEADLINE)
+        environ = {"NOTIFY_SOCKET": address.replace("\0", "@")}
+        with serving(tmp_path, environ=environ) as served:
+            first, second = channel.recv(4096), channel.recv(4096)
+            assert first.startswith(f"READY=1\nSTATUS=serving on {served.http}, grpc".encode())
+            assert second.startswith(b"STATUS=ready: ") and b"sst (1, 2)" in second
+            assert served.end() == 0
+        assert channel.recv(4096).startswith(b"STOPPING=1\n")
+
+
 def test_sighup_that_nohup_ignores_stays_ignored(tmp_path):
     with serving(tmp_path, command=["nohup", *FAKE]) as served:
         served.process.send_signal(signal.SIGHUP)

@@ -59,7 +59,7 @@ def bearer(key: str) -> dict[str, str]:
 
 def test_http_wants_a_key_but_for_health(guarded, session):
     assert guarded.http.startswith("https://")
-    for path in ("/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"):
+    for path in ("/v2/health/live", "/v2/health/ready", "/health", "/openapi.json", "/docs"):
         assert session.get(guarded.http + path).status_code == 200
     values = ("Bearer wrong", f"Bearer {KEYS[0]}x", KEYS[0], f"Basic {KEYS[0]}", b"Bearer \xff")
     for headers in ({}, *({"authorization": value} for value in values)):

@@ -198,9 +198,18 @@ def test_what_is_no_http(server, sent):
     assert list(json.loads(body)) == ["error"]
 
 
-def test_http_2_is_told_what_this_port_speaks(server):
-    found = conversation(server, [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"])
-    assert found.startswith(b"HTTP/1.1 400 ") and b"speaks HTTP/1.1, not HTTP/2" in found
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", b"HTTP/1.1, not HTTP/2"),
+        (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\nGET / HTTP/1.1\r\n\r\n", b"no PROXY protocol"),
+        (b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes(12), b"no PROXY protocol"),
+        (b"\x16\x03\x01\2\0\1\0\1\xfc\3\3" + bytes(50), b"speaks no TLS"),
+    ],
+)
+def test_another_protocol_is_told_what_this_port_speaks(server, sent, words):
+    found = conversation(server, [sent])
+    assert found.startswith(b"HTTP/1.1 400 ") and words in found
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])

@@ -59,6 +59,7 @@ def test_health(server, get):
     assert get("/v2/health/ready").json() == {"live": True, "ready": True}
     server.core.is_ready = False
     try:
+        assert get("/health").status_code == 503  # as of text-embeddings-inference
         found = get("/v2/health/ready")
         assert get("/v2/health/live").status_code == 200
     finally:
@@ -310,7 +311,7 @@ def test_what_is_no_origin_is_refused(origin):
 
 def test_openapi_has_each_protocols_own_errors(get):
     kinds = {"/v2/models": "Error", "/rerank": "RerankError", "/v1/": "OpenaiError"}
-    kinds["/models/"] = "RerankError"
+    kinds.update({"/v2/repository": "Error", "/models/": "RerankError"})
     for path, calls in get("/openapi.json").json()["paths"].items():
         wanted = next((kind for part, kind in kinds.items() if part in path), "Error")
         for call in calls.values():
