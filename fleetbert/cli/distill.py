@@ -50,6 +50,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
 
     distillation = job_options.read(arguments, config.Distill)
+    if distillation is None:
+        return
     from fleetbert.compress.distill.job import distill
 
     distill(distillation)

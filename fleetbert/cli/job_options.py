@@ -12,7 +12,7 @@ from fleetbert.config import recipes
 from fleetbert.config.command_line import Parser, add_keys
 from fleetbert.core import extras
 from fleetbert.launch import ranks
-from fleetbert.training import stopping
+from fleetbert.training import finished, stopping
 
 Job = TypeVar("Job", bound=config.Config)
 
@@ -37,11 +37,14 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read(arguments: argparse.Namespace, schema: type[Job]) -> Job:
-    """Read the job, supervise it where there are ranks, and import Paddle."""
+def read(arguments: argparse.Namespace, schema: type[Job]) -> Job | None:
+    """Read the job, supervise it where there are ranks, and import Paddle. None: it is finished."""
     stopping.expect()
     extras.need("train", "training")
     job = config.load_as(schema, arguments.config, arguments.overrides)
+    is_alone = int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) == 1
+    if is_alone and job.strategy.name != "parameter_server" and finished.is_finished(job):
+        return None
     supervise(job)
     environment.import_paddle()
     return job

@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     job = job_options.read(arguments, config.Config)
+    if job is None:
+        return
     from fleetbert.training import job as training  # with Paddle, which wants its environment first
 
     training.run(job)
