@@ -96,7 +96,7 @@ def verify(bundle: Bundle, variant_name: str) -> None:
         try:
             actual = files.sha256(path)
         except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}") from None
+            raise UserError(f"{path} cannot be read: {error.strerror}") from error
         if actual != sha256:
             raise UserError(
                 f"{path} is not the file that was exported (its sha256 differs from "
@@ -107,15 +107,15 @@ def verify(bundle: Bundle, variant_name: str) -> None:
 def _read_manifest(root: Path) -> bytes:
     try:
         return (root / MANIFEST).read_bytes()
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         raise UserError(
             f"{root} is not a bundle: it has no {MANIFEST}; name the folder that "
             "training or `fleetbert export` wrote"
-        ) from None
-    except NotADirectoryError:
-        raise UserError(f"{root} is a file; a bundle is the folder that has {MANIFEST}") from None
+        ) from error
+    except NotADirectoryError as error:
+        raise UserError(f"{root} is a file; a bundle is the folder that has {MANIFEST}") from error
     except OSError as error:
-        raise UserError(f"{root / MANIFEST} cannot be read: {error.strerror}") from None
+        raise UserError(f"{root / MANIFEST} cannot be read: {error.strerror}") from error
 
 
 def _check_sizes(bundle: Bundle) -> None:

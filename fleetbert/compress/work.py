@@ -166,10 +166,12 @@ def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
 def weight_errors(
     quantized: Mapping[str, Quantized], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """Relative error (Frobenius norm) of each quantized weight."""
+    """Relative error (Frobenius norm) of each quantized weight; 0 of one of zeros, as the types of
+    tokens are that an imported DistilBERT gets."""
     return {
         name: float(
-            np.linalg.norm(weights.widen(rounded) - arrays[name]) / np.linalg.norm(arrays[name])
+            np.linalg.norm(weights.widen(rounded) - arrays[name])
+            / (np.linalg.norm(arrays[name]) or 1.0)
         )
         for name, rounded in quantized.items()
     }

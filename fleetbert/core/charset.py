@@ -84,11 +84,11 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
     a file that cannot be read or is no text, which names the line."""
     try:
         data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such {what} file") from None
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such {what} file") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{str(path)!r}: the {what} cannot be read ({reason})") from None
+        raise UserError(f"{str(path)!r}: the {what} cannot be read ({reason})") from error
     return decode(data, lambda line: f"{path}:{line}: the {what}")
 
 

@@ -53,12 +53,15 @@ class NotConnected(Error):
 
 
 def of_system(error: BaseException | None) -> bool:
-    """Whether the machine refused (a disk, memory, a limit), whoever told it: it may go well the
-    next time."""
+    """Whether the machine refused (a disk, memory, a limit), so that it may go well the next time.
+
+    Another error says so by its cause: `raise UserError(…) from error`, and `from None` where the
+    next time is no better.
+    """
     while error is not None:
         if isinstance(error, (OSError, MemoryError)):
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
     return False
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleetbert.compress import dynamic
-from fleetbert.compress.work import Source
+from fleetbert.compress.work import Source, weight_errors
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.graph import program as programs
@@ -50,6 +50,14 @@ def test_every_matrix_and_table_is_integers(whole_program, bits):
         assert np.abs(integers - exact / largest * steps).max() <= 0.5 + 1e-2
         error = np.abs(weights.widen(found.weights[name]) - exact)
         assert (error <= largest / steps * 0.51).all()
+
+
+def test_a_table_of_zeros_has_no_error():
+    """As the types of tokens of an imported DistilBERT, without a warning of 0 / 0."""
+    tables = {"zeros": np.zeros((2, 4), np.float32), "one": np.full((2, 4), 0.5, np.float32)}
+    made = {name: weights.quantize(table, 0) for name, table in tables.items()}
+    with np.errstate(all="raise"):
+        assert weight_errors(made, tables) == {"zeros": 0.0, "one": pytest.approx(0, abs=1e-6)}
 
 
 def test_what_is_skipped_stays_float32(whole_program):

@@ -24,6 +24,17 @@ def ended(capsys):
     return call
 
 
+@pytest.mark.parametrize("says", [True, False])
+def test_an_error_says_by_its_cause_whether_the_machine_refused(says):
+    """Not by what else was on its way when it was raised."""
+    with pytest.raises(errors.UserError) as caught:
+        try:
+            raise FileNotFoundError
+        except OSError as error:
+            raise errors.UserError("it cannot be read") from (error if says else None)
+    assert errors.of_system(caught.value) == says
+
+
 def raising(error):
     def main(argv):
         raise error

@@ -137,19 +137,16 @@ def _open(head: Head) -> Opened:
     options = {name: head[name] for name in ("device", "threads", "pad_id")}
     # A file that the manifest does not list was never there.
     listed = [file.path for one in bundle.manifest.variants for file in one.files]
-    engine, missing = None, ""
     try:
         engine = engines.open(bundle, variant, verify=False, **options)
     except FileNotFoundError as error:
-        missing = str(error.filename)
-        if missing.endswith(tuple(listed)):
+        if str(error.filename).endswith(tuple(listed)):
             raise
+        raise UserError(f"variant {variant}: there is no {error.filename}") from None
     except Exception as error:
         if messages.cannot_open(error, listed):
             raise error from OSError()
         raise
-    if engine is None:  # out here, where the error has no system's error as its context
-        raise UserError(f"variant {variant}: there is no {missing}")
     if engine.early_exit is not None:
         return Opened(engine, engine.early_exit.ends[-1])
     folder = bundle.folder(variant)
