@@ -259,7 +259,7 @@ async def _open_grpc(
     except RuntimeError:
         bound = 0
     if not bound:
-        raise UserError(f"listen.grpc_port: {address} cannot be listened on; name another port")
+        raise UserError(f"listen.grpc_port: {address} is not free to listen on; name another port")
     await server.start()
     return Listener(f"grpc{'s' if tls else ''}://{address}", server.stop, server.leave)
 

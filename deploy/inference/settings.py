@@ -56,8 +56,8 @@ class Listen(Section):
     )
     age_seconds: Optional[float] = key(
         None,
-        "age after which a connection is closed, behind its answer, so that load balancers that "
-        "count connections choose anew (null: never)",
+        "age after which a connection is closed after its next answer, so that load balancers "
+        "distribute clients again (null: never)",
         gt=0,
     )
     grpc_ping_seconds: float = key(
@@ -209,15 +209,14 @@ class Engine(Section):
     pin: bool = key(True, "bind each worker to processors that no other worker has")
     hang_seconds: float = key(
         10.0,
-        "time limit of a batch: a worker that takes longer, and three times as long as for other "
-        "batches of this size, is replaced; below half of timeout_ms another worker has time for "
-        "its texts",
+        "time limit of a batch: a worker is replaced if it exceeds this limit and three times the "
+        "usual time of such a batch; below half of timeout_ms another worker can answer in time",
         gt=0,
     )
     heal_seconds: float = key(
         300.0,
-        "time after which a model without a worker, as none can be started, makes /v2/health/live "
-        "answer 503, so that the server is restarted from outside",
+        "time for which no worker of a model could be started, after which /v2/health/live answers "
+        "503, so that the server is restarted from outside",
         gt=0,
     )
 

@@ -1,7 +1,7 @@
 """`fleetbert bench infer`: the variants of a bundle answer the same texts, by turns.
 
 Texts come in three orders: one at a time, in arrival order in batches of 32, and sorted by length
-in batches of 2,048 tokens. Timed is the way from token ids to logits, padding included.
+in batches of 2,048 tokens. The times are from token ids to logits, padding included.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.engines.answer import BATCH_TOKENS
 
 DESCRIPTION = """\
-The variants of a bundle, by turns: texts/s, the time of one text, memory, accuracy.
+Measure the variants of a bundle by turns: texts/s, latency of one text, memory, accuracy.
 
   fleetbert bench infer --bundle output/sst2/bundle --data dev.tsv
   fleetbert bench infer --bundle output/sst2/bundle --data dev.tsv --engines float32,int8-static
 
 Each engine answers the same texts one at a time, in batches of 32 in arrival order padded to the
-longest, and in batches of like length with at most 2,048 tokens. Timed is the way from token ids to
-logits. The bundle is never changed. Other batches: --orders arrival:8,length:8.
+longest, and in batches of similar length with at most 2,048 tokens. The times are from token ids to
+logits. The bundle is not changed. `--orders arrival:8,length:8` measures other batches.
 """
 BATCH_SIZE = 32
 ORDERS = {
@@ -103,7 +103,10 @@ class Measured(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to measure")
     parser.add_argument(
-        "--engines", type=measure.words, metavar="A,B", help="variants (all that run here)"
+        "--engines",
+        type=measure.words,
+        metavar="A,B",
+        help="variants to measure (default: all that run here)",
     )
     add_texts(parser)
 
@@ -113,23 +116,23 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="FILE",
-        help="texts, .tsv, .csv or .jsonl; with labels accuracy is shown (default: api_docs)",
+        help="texts: .tsv, .csv or .jsonl; with labels also accuracy (default: api_docs)",
     )
     parser.add_argument(
         "--orders",
         type=order_names,
         default=list(ORDERS),
         metavar="A,B",
-        help=f"how texts come ({','.join(ORDERS)}); arrival:N, length:N: batches of N",
+        help=f"order of texts (default: {','.join(ORDERS)}); arrival:N, length:N: batches of N",
     )
     parser.add_argument(
         "--drops",
         type=lambda text: [float(number) for number in text.split(",")],
         default=[0.015],
         metavar="D,D",
-        help="accuracy that early exit may lose; each has rows of its own (0.015, 1.5 points)",
+        help="drops of accuracy that early exit may have, a row each (default: 0.015: 1.5 points)",
     )
-    measure.add_numbers(parser, texts=(1000, "only the first N of them"))
+    measure.add_numbers(parser, texts=(1000, "limit of texts, from the first on"))
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -184,7 +187,7 @@ def choose(bundle: bundles.Bundle, wanted: Sequence[str] | None) -> list[str]:
     variants = [variant.name for variant in bundle.manifest.variants]
     for name in wanted or []:
         if name not in variants:
-            raise UserError(f"--engines: {name} is none of {', '.join(variants)}")
+            raise UserError(f"--engines: {name} is unknown; choose from {', '.join(variants)}")
     return variants if wanted is None else list(wanted)
 
 

@@ -141,7 +141,7 @@ class Worker:
             lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise UserError(
                 f"a measured process ended with exit code {self._process.wait()}: "
-                + ("\n".join(lines[-15:]) or "it said nothing")
+                + ("\n".join(lines[-15:]) or "it printed nothing")
             )
         message: Json = json.loads(line)
         if "error" in message:
@@ -272,14 +272,18 @@ def table(rows: Sequence[Sequence[str]], markdown: bool) -> str:
 def add_numbers(parser: argparse.ArgumentParser, **options: tuple[float, str]) -> None:
     """Options that take a number from 1 on: their defaults and what they are; and those of all
     benchmarks, --rounds and --threads."""
-    threads = "CPU threads of each engine"
+    threads = "CPU threads of each candidate"
     for name, (default, text) in {
         **options,
-        "rounds": (3, "turns of each engine"),
+        "rounds": (3, "turns of each candidate"),
         "threads": (default_threads(), threads),
     }.items():
         parser.add_argument(
-            f"--{name}", type=at_least_one, default=default, metavar="N", help=f"{text} ({default})"
+            f"--{name}",
+            type=at_least_one,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {default})",
         )
 
 

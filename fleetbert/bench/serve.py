@@ -28,14 +28,14 @@ from fleetbert.core.errors import UserError
 from fleetbert.tasks.metrics import softmax
 
 DESCRIPTION = """\
-A bundle behind `fleetbert serve` under load, and the same engine offline, by turns.
+Measure `fleetbert serve` with a bundle under load, by turns with the same engine offline.
 
   fleetbert bench serve --bundle output/sst2/bundle --data dev.tsv
   fleetbert bench serve --bundle output/sst2/bundle --data dev.tsv --variant int8-static --rounds 5
 
-Through HTTP (binary tensors) and gRPC, with 1, 8 and 32 texts a request: as fast as answers come,
-and then at half of that rate. The clients are one process on the same processors; what they take is
-reported and can be counted out.
+Requests of 1, 8 and 32 texts go through HTTP (binary tensors) and gRPC, first as fast as answers
+come, then at half of that rate. The clients are one process on the same processors; the report has
+their processor time, so that you can subtract it.
 """
 OFFLINE = "offline, sorted"
 OURS = "fleetbert"
@@ -169,21 +169,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to serve")
     parser.add_argument("--data", required=True, metavar="FILE", help="texts: .tsv, .csv, .jsonl")
     parser.add_argument(
-        "--variant", default="auto", metavar="NAME", help="(auto: the fastest, as the server does)"
+        "--variant",
+        default="auto",
+        metavar="NAME",
+        help="variant to serve (default: auto: the fastest)",
     )
     parser.add_argument(
         "--sizes",
         type=lambda text: [measure.at_least_one(number) for number in text.split(",")],
         default=[1, 8, 32],
         metavar="N,N",
-        help="texts of a request (1,8,32)",
+        help="texts of a request (default: 1,8,32)",
     )
     measure.add_numbers(
         parser,
-        texts=(1000, "only the first N of --data"),
-        connections=(64, "of the clients"),
-        seconds=(5, "of each turn and load"),
-        warm=(20, "seconds before, for each size of request"),
+        texts=(1000, "limit of texts, from the first on"),
+        connections=(64, "connections of the clients"),
+        seconds=(5, "seconds of each turn at each load"),
+        warm=(20, "seconds of warm-up for each size of request"),
     )
 
 

@@ -15,15 +15,15 @@ from fleetbert.compat import environment
 from fleetbert.core.errors import UserError
 
 DESCRIPTION = """\
-The steps of a training job in one process: texts/s, tokens/s, ms per step, memory.
+Measure the steps of a training job in one process: texts/s, tokens/s, ms per step, memory.
 
   fleetbert bench train --config configs/sst2.yaml data.train=train.tsv data.dev=dev.tsv
   fleetbert bench train --config configs/sst2.yaml --beside data.batching=pack \\
       --beside data.batching=pad,data.batch_size=16
 
-Each --beside is the same job with these keys changed as well; all take turns. The first 5 steps,
-start-up, evaluation and checkpoints are not timed. Nothing is kept: output goes to a temporary
-folder. --full trains all epochs, cut into --rounds parts, and shows the accuracy on the dev texts.
+Each --beside adds the same job with these keys changed; the jobs run by turns. The first 5 steps,
+start-up, evaluation and checkpoints are not timed. The output goes to a temporary folder, which is
+removed. --full trains all epochs in --rounds parts and shows the accuracy on the dev texts.
 """
 # Steps of each side that are not timed: memory is taken, threads are started.
 WARM_UP = 5
@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="K=V,K=V",
-        help="keys of another side; may be given several times",
+        help="keys of another job to compare with; may be given several times",
     )
-    parser.add_argument("--full", action="store_true", help="train all epochs on every side")
+    parser.add_argument("--full", action="store_true", help="train all epochs of every job")
 
 
 def add_job(

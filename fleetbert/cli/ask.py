@@ -9,7 +9,7 @@ from fleetbert.cli.bundle_options import add_model, load, open_input
 from fleetbert.core.errors import UserError
 
 DESCRIPTION = """\
-Answer a few texts for reading: the label and its probability, the number, or the spans.
+Print the answers to a few texts: labels with probabilities, values, or named entities.
 
   fleetbert ask --bundle output/quickstart/bundle "Draw a histogram with a legend"
 """
@@ -17,8 +17,8 @@ Answer a few texts for reading: the label and its probability, the number, or th
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--file", metavar="FILE", help="more texts, one a line")
-    parser.add_argument("text", nargs="*", help="texts (pairs: two texts with a tab between)")
+    parser.add_argument("--file", metavar="FILE", help="file with more texts, one per line")
+    parser.add_argument("text", nargs="*", help="texts (pairs: two texts with a tab between them)")
 
 
 def run(arguments: argparse.Namespace) -> None:

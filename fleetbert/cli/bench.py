@@ -8,13 +8,13 @@ import importlib
 DESCRIPTION = """\
 Measure your own bundle, server or training on this machine.
 
-  fleetbert bench infer --bundle output/sst2/bundle --data dev.tsv    every variant: speed, accuracy
+  fleetbert bench infer --bundle output/sst2/bundle --data dev.tsv    speed, accuracy
   fleetbert bench serve --bundle output/sst2/bundle --data dev.tsv    the server under load
-  fleetbert bench train --config configs/sst2.yaml --beside data.batching=pack    a training's steps
+  fleetbert bench train --config configs/sst2.yaml --beside data.batching=pack    training steps
 
-What is compared takes turns in every round, in an order that rotates. What counts is the median
-over the rounds of the ratio within a round. Close what else runs: the report tells when the
-machine was busy. `fleetbert bench infer --help` says more, and so for the others.
+The candidates run by turns in every round, in an order that rotates. Compare the median, over the
+rounds, of the ratios within a round. Stop other programs first; the report says if the machine was
+busy. `fleetbert bench infer --help` explains the options, and so do the other two.
 """
 KINDS = ("infer", "serve", "train")
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     module.add_arguments(parser)
     parser.add_argument(
-        "--json", type=measure.output, metavar="FILE", help="write all figures there as well"
+        "--json", type=measure.output, metavar="FILE", help="also write all figures to this file"
     )
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     module.run(parser.parse_args(arguments.options))

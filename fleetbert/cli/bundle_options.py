@@ -20,27 +20,32 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the options that `load` reads."""
     parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to open")
     parser.add_argument(
-        "--variant", default="float32", metavar="NAME", help="which of its variants (float32)"
+        "--variant", default="float32", metavar="NAME", help="variant to open (default: float32)"
     )
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="(cpu)")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="device that computes (default: cpu)",
+    )
     parser.add_argument(
         "--threads",
         type=int,
         metavar="N",
-        help="CPU threads (OMP_NUM_THREADS, or else the processors this process may use)",
+        help="CPU threads (default: OMP_NUM_THREADS, else all processors of this process)",
     )
     parser.add_argument(
         "--batch-tokens",
         type=int,
         metavar="N",
-        help="tokens in a batch, padding included (2048); more is hardly faster on CPUs",
+        help="tokens of a batch with padding (default: 2048); more is hardly faster on CPUs",
     )
     parser.add_argument(
         "--speed",
         type=float,
         metavar="S",
-        help="early-exit variants: a text leaves when its uncertainty is under this, 0 to 1 (the "
-        "variant's own)",
+        help="early-exit variants: exit early when the uncertainty is below this, 0 to 1 (default: "
+        "the variant's)",
     )
 
 
@@ -64,8 +69,8 @@ def add_columns(parser: argparse.ArgumentParser, labelled: bool = False) -> None
         "--quoting",
         choices=("auto", "none", "minimal"),
         default="auto",
-        help="quotes around fields of a table, as RFC 4180 has them: where the file has them "
-        "(auto; on stdin: where its header has them), never, or always",
+        help="quoting of fields (RFC 4180): auto: as the file looks (stdin: as its header looks); "
+        "none: quotes are characters; minimal: fields may be quoted",
     )
 
 

@@ -14,16 +14,16 @@ from fleetbert.core.errors import UserError
 from fleetbert.training import checkpoint
 
 DESCRIPTION = """\
-Look at the checkpoints of a training run, check them, remove some.
+List, check or remove the checkpoints of a training run.
 
-  fleetbert checkpoint ls OUTPUT_DIR            a table of them; sizes are checked, not bytes
+  fleetbert checkpoint ls OUTPUT_DIR            list them; checks their sizes, not their bytes
   fleetbert checkpoint verify OUTPUT_DIR        read every byte; exits with 2 if one is broken
   fleetbert checkpoint rm OUTPUT_DIR 400 500    remove those of steps 400 and 500
   fleetbert checkpoint rm OUTPUT_DIR --keep 2   remove all but the newest two and the best
 
-OUTPUT_DIR is the job's output_dir. A resumed run goes on from the newest whole checkpoint, and the
-best one becomes model/ and bundle/ at the end, so rm leaves these two unless it is told --force.
-It also removes what killed writers left, and nothing that a run is writing just now.
+OUTPUT_DIR is the job's output_dir. A run resumes from the newest complete checkpoint, and the best
+one becomes model/ and bundle/, so `rm` keeps these two unless you add --force. `rm` also removes
+unfinished files of killed runs, but no file that a run is writing.
 """
 
 Row = Dict[str, float]  # of metrics.jsonl
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ls|verify|rm", required=True)
     for name, help_text in (
         ("ls", "list the checkpoints"),
-        ("verify", "read every byte of them"),
+        ("verify", "check every byte of them"),
         ("rm", "remove some"),
     ):
         action = actions.add_parser(
@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         action.add_argument("output_dir", metavar="OUTPUT_DIR", help="output_dir of the job")
-    action.add_argument("steps", metavar="STEP", nargs="*", type=int, help="what to remove")
+    action.add_argument(
+        "steps", metavar="STEP", nargs="*", type=int, help="steps of the checkpoints to remove"
+    )
     action.add_argument(
         "--keep", type=int, metavar="N", help="remove all but the newest N and the best"
     )

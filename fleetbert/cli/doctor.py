@@ -8,22 +8,24 @@ import json
 from fleetbert.doctor.findings import Finding
 
 DESCRIPTION = """\
-Look at this machine and try its main features, in about two minutes: versions, processors, cards,
-limits and folders; then train a tiny BERT, on two ranks too, quantize and export it, answer in
-every variant, start a server and ask it. Nothing is left behind.
+Check this machine and try its main features, in about two minutes. The checks are of versions,
+processors, GPUs, limits and folders. The trial trains a tiny BERT (also in two ranks), quantizes
+and exports it, answers with every variant, and queries a server. It leaves no files behind.
 
   fleetbert doctor
-  fleetbert doctor --json > doctor.json     # for an issue, most welcome from owners of GPUs
+  fleetbert doctor --json > doctor.json     # to attach to an issue, above all if you have a GPU
 
-Exit code 0: nothing is broken; 2: something is, and the table says what to do.
+The exit code is 0 if nothing is broken. It is 2 otherwise; the table then says what to do.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--no-run", action="store_true", help="look at the machine only, which takes no time"
+        "--no-run",
+        action="store_true",
+        help="check the machine without the trial, which takes a second",
     )
-    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,30 +9,32 @@ from fleetbert.cli.bundle_options import add_columns, add_model, columns, load
 from fleetbert.core import strict_json
 
 DESCRIPTION = """\
-Measure a bundle on a labelled table: the figures of its task (accuracy, Spearman's correlation,
-...), loss and speed, and of classes each one's precision, recall and F1.
+Measure a bundle on a labelled table: the metrics of its task (accuracy, Spearman's correlation,
+...), loss and speed; for classifiers also precision, recall and F1 of each class.
 
   fleetbert evaluate --bundle output/quickstart/bundle --data dev.tsv
 
-The table is TSV or CSV with a header (columns text_a or text, label, for pairs text_b; others by
-options) or JSONL with such fields; of a model of spans JSONL, or columns of tagged tokens (CoNLL).
+The table is TSV or CSV with a header, or JSONL. Its columns are text_a (or text), label and, for
+pairs, text_b; options name other columns. Named entities are in JSONL or in CoNLL's columns.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument(
-        "--data", required=True, metavar="FILE", help="labelled .tsv, .csv, .jsonl, .conll"
+        "--data", required=True, metavar="FILE", help="labelled table: .tsv, .csv, .jsonl, .conll"
     )
     parser.add_argument(
         "--on-bad-line",
         choices=("stop", "skip"),
         default="stop",
-        help="a line that is malformed or has a label that the model does not know: stop with "
-        "its number (default), or leave it out and count it",
+        help="stop at an invalid row or an unknown label with the line number (default), or skip "
+        "and count such rows",
     )
     add_columns(parser, labelled=True)
-    parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON instead of a table"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

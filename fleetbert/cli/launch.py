@@ -24,54 +24,58 @@ log = logging.getLogger(__name__)
 HANG_TIMEOUT = 3600.0  # seconds: reading a large table, too, may take long without a word
 
 DESCRIPTION = """\
-Start the processes of a job on this machine, watch them, and end with an exit code that tells
-the truth.
+Start and watch the processes of a job on this machine. The exit code is non-zero if any process
+failed.
 
   fleetbert launch --servers 2 --trainers 2 launch/train.py --config configs/ps/bert_async.yaml
   fleetbert launch --ranks 2 launch/train.py --config configs/sst2.yaml
 
-With --servers and --trainers: a parameter-server job. Each process gets what
-`python -m paddle.distributed.launch --run_mode ps --with_gloo 0` would give it, on free ports.
-  - The terminal shows trainer 0. Everything is in LOG_DIR/merged.log, line by line after the name
-    of its process, and in server.0.log, trainer.1.log and so on.
-  - A trainer that is killed or fails is started again alone, a server's end starts all again, both
-    up to --max_restart times (with trainer.resume: auto, from the newest checkpoint). Without any
-    left the job ends, with the last lines of the process that failed.
-  - An error of the user's (exit code 2 or 3) ends the job at once; 75, no connection, is tried
-    again five times.
-  - A job hangs when no process writes a line, nor a file in FLEETBERT_RUN, for --hang_timeout
-    seconds: all are killed, and started again if --max_restart allows.
-  - Ctrl-C and SIGTERM reach the trainers, which have 60 s to save a checkpoint. No process is
-    left behind, even when this one is killed.
-With --ranks: collective training, by paddle.distributed.launch.
+--servers and --trainers start a parameter-server job. Each process gets the environment that
+`python -m paddle.distributed.launch --run_mode ps --with_gloo 0` would set, with free ports.
+  - The terminal shows trainer 0. LOG_DIR/merged.log has the lines of all processes, with their
+    names; server.0.log, trainer.1.log and so on have those of one process each.
+  - If a trainer is killed or fails, it alone restarts. If a server ends, all processes restart
+    (with trainer.resume: auto, from the newest checkpoint). After --max_restart restarts the job
+    ends and shows the last lines of the process that failed.
+  - The job ends at once after exit codes 2 and 3, which stand for errors in config or data and for
+    a rejected variant. After 75 (no connection) it is tried again five times.
+  - A job hangs when for --hang_timeout seconds no process writes a line or a file in FLEETBERT_RUN.
+    Then all processes are killed, and restart if --max_restart allows.
+  - After Ctrl-C or SIGTERM the trainers have 60 s to save a checkpoint. No process is left behind,
+    even if this one is killed.
+--ranks starts collective training, by paddle.distributed.launch.
 
-The script is a file, or a module as after `python -m`; all that follows it is its own. A script
-other than launch/train.py may know: FLEETBERT_RUN names a folder that the processes of one start
-share, removed at their end. A trainer that dies is started again alone, with the number of times
-in FLEETBERT_RESTARTED, unless a file `together` is in that folder.
+The script is a file, or a module as after `python -m`. All words after it are its arguments. Other
+scripts than launch/train.py may use FLEETBERT_RUN, a folder that the processes of one start share
+and that is removed at their end. FLEETBERT_RESTARTED counts the restarts of a trainer. If that
+folder holds a file `together`, all processes restart instead of one trainer.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "fleetbert launch (--servers S --trainers T | --ranks N) [options] script ..."
-    parser.add_argument("--servers", type=int, metavar="S", help="processes that hold the tables")
-    parser.add_argument("--trainers", type=int, metavar="T", help="processes that train with them")
-    parser.add_argument("--ranks", type=int, metavar="N", help="processes of a collective job")
     parser.add_argument(
-        "--max_restart", type=int, default=0, metavar="N", help="restarts in all (0)"
+        "--servers", type=int, metavar="S", help="number of servers, which hold the weights"
+    )
+    parser.add_argument("--trainers", type=int, metavar="T", help="number of trainers")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="number of ranks of a collective job"
+    )
+    parser.add_argument(
+        "--max_restart", type=int, default=0, metavar="N", help="limit of restarts (default: 0)"
     )
     parser.add_argument(
         "--hang_timeout",
         type=float,
         metavar="SECONDS",
-        help=f"end a job that shows no progress for so long ({HANG_TIMEOUT:.0f}; 0: never)",
+        help=f"end a job without progress for this time (default: {HANG_TIMEOUT:.0f}; 0: never)",
     )
     parser.add_argument(
         "--log_dir",
         metavar="DIR",
-        help="for the logs (OUTPUT_DIR/log of the job's --config; without one a temporary folder)",
+        help="folder of the logs (default: OUTPUT_DIR/log of --config, else a temporary folder)",
     )
-    parser.add_argument("script", nargs="?", help="what each process runs")
+    parser.add_argument("script", nargs="?", help="script that each process runs")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
 
 
@@ -166,7 +170,7 @@ def _script(arguments: argparse.Namespace) -> list[str]:
             raise UserError(f"{script}: cannot be read; name a script that can")
         return [script, *_words(arguments)]
     if script.endswith(".py") or os.sep in script or not _is_module(script):
-        raise UserError(f"{script}: there is no such script, nor a module of that name")
+        raise UserError(f"{script}: neither a script nor a module has this name")
     return ["-m", script, *_words(arguments)]
 
 

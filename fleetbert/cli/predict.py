@@ -31,12 +31,12 @@ Answer texts: one line of JSON for each line of input, in its order.
   echo "what a lovely film" | fleetbert predict --bundle output/quickstart/bundle --input -
   {"label": "positive", "scores": {"negative": 0.004, "positive": 0.996}}
 
-Input is JSONL ({"text_a": ...} or {"text": ...}, for pairs with "text_b"; an "id" is passed on),
-TSV or CSV with a header that has text_a (or text, or what --text-column names), or one text a line
-(pairs: two texts with a tab between). A file ending in .jsonl, .tsv, .csv, .conll or .txt is taken
-as that; otherwise the first line tells. A line that cannot be answered becomes {"error": ...}; the
-others go on, and the exit code is 0. A quoted field may hold line ends: then its lines get one
-answer. With --abstain 0.8 the label is null where none has that probability.
+Input is JSONL ({"text_a": ...} or {"text": ...}, pairs also "text_b"; the answer repeats an "id"),
+TSV or CSV with a header that names text_a (or text, or --text-column), or one text per line (pairs:
+two texts with a tab between them). The file name's ending decides which, else the first line does.
+The answer to an invalid line is {"error": ...}; the exit code is then 0 too. A record whose quoted
+fields hold line ends gets one answer. --abstain 0.8 answers null where no label has a probability
+of 0.8.
 """
 
 # What a file's ending says; None: its first line tells.
@@ -45,18 +45,20 @@ _JSONL = {".jsonl": True, ".json": True, ".txt": False}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--input", required=True, metavar="FILE", help="texts; - is stdin")
+    parser.add_argument(
+        "--input", required=True, metavar="FILE", help="file of the texts; -: stdin"
+    )
     parser.add_argument(
         "--output",
         default="-",
         metavar="FILE",
-        help="where the answers go; - is stdout (default). A file appears when it is complete",
+        help="file of the answers, which appears when it is complete; -: stdout (default)",
     )
     parser.add_argument(
         "--abstain",
         type=float,
         metavar="P",
-        help="answer no label (null) where the likeliest has less than this probability, 0 to 1",
+        help="answer null where no label has this probability, 0 to 1",
     )
     add_columns(parser)
 

@@ -7,13 +7,13 @@ import argparse
 from fleetbert.config import recipes
 
 DESCRIPTION = """\
-List the jobs that come with fleetbert, or print one, each key with a comment.
+List the jobs that come with fleetbert, or print one of them with comments.
 
   fleetbert recipes
   fleetbert train --recipe sst2 data.train=train.tsv data.dev=dev.tsv
-  fleetbert recipes sst2 > mine.yaml      a file of your own, for --config
+  fleetbert recipes sst2 > mine.yaml      # a copy to edit, for --config
 
-Folders may be left out: `--recipe static` is quantize/static.
+You may leave folders out: `--recipe static` means quantize/static.
 """
 
 

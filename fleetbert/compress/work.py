@@ -130,7 +130,8 @@ def _check_trained(job: config.Quantize, bundle: bundles.Bundle) -> None:
     """UserError for a task that a method which trains does not take."""
     where, task = f"method: {job.method}: {bundle.root}", tasks.get(bundle.task.name)
     if not task.shape.answers:
-        raise UserError(f"{where} predicts {task.shape.counts}; it takes a bundle that answers")
+        counts = task.shape.counts
+        raise UserError(f"{where} predicts {counts}; choose a bundle that answers (docs/tasks.md)")
 
 
 def smoothed(work: Work, batches: Sequence[Feeds]) -> Work:

@@ -33,7 +33,7 @@ def path(name: str) -> Path:
     if file is None:
         near = difflib.get_close_matches(name, [*known, *by_last_part], 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"recipe {name}: there is none; {hint}`fleetbert recipes` lists them")
+        raise UserError(f"recipe {name}: unknown; {hint}`fleetbert recipes` lists them")
     return file
 
 

@@ -83,12 +83,12 @@ SHAPES: dict[str, Shape] = {shape.name: shape for shape in (
     SCORE._replace(
         name="ranking", also="rerank reranking reranker cross_encoder text_ranking",
         what="score of a query and a document", pair=True, label="relevance",
-        imports="a number for a query and a document, of a head with one output"),
+        imports="a cross-encoder with one output, which scores a query and a document"),
     NUMBER._replace(
         name="embedding", also="embeddings sentence_similarity feature_extraction retrieval "
         "bi_encoder contrastive simcse sentence_embedding",
         head="embedding", pooled=True, tells="a vector",
-        imports="a vector for each text, of any encoder"),
+        imports="any encoder, which gives a vector for each text"),
     Shape(
         "multi_label_classification", also="multilabel multi_label tagging",
         label="names", least_labels=1, picks_label=False,

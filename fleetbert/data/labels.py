@@ -41,7 +41,7 @@ def given(labels: Iterable[object]) -> list[str]:
         if not name:
             raise UserError(f"labels[{number}]: is empty; give each label a name")
         if name in names:
-            raise UserError(f"labels: {name!r} is there twice; name each label once")
+            raise UserError(f"labels: {name!r} occurs twice; name each label once")
         names.append(name)
     return names
 

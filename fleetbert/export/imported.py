@@ -44,7 +44,7 @@ def import_model(
     if task is not None and task not in named:
         choices = "; ".join(f"{name} for {task_names.SHAPES[name].imports}" for name in named)
         raise UserError(
-            f"task: {task!r} is told by a model's head; name {choices}; or leave it out"
+            f"task: {task!r} follows from the model's head; leave it out, or name {choices}"
         )
     names = None if labels is None else labels_of.given(labels)
     program = from_paddle.find(Path(model.init))

@@ -118,23 +118,23 @@ def _check_choice(target: str, precision: str, early_exit: bool, measure: Measur
         raise UserError(f"precision is {precision!r}; choose one of {', '.join(PRECISIONS)}")
     if precision == "static-int8" and target == "x86":
         raise UserError(
-            "static-int8 cannot be had for x86: Paddle Lite has no int8 kernels there and answers "
+            "static-int8 is not for x86: Paddle Lite has no int8 kernels there and answers "
             "wrong; use --precision int8, or the variant int8-static with Paddle Inference"
         )
     if precision == "float16" and target != "armv8":
         raise UserError(
-            f"float16 cannot be had for {target}: Paddle Lite computes in half precision on armv8 "
+            f"float16 is not for {target}: Paddle Lite computes in half precision on armv8 "
             "only (ARMv8.2 and later); use --precision float32, int16 or int8"
         )
     if early_exit and precision in ("float16", "static-int8"):
         raise UserError(
-            f"early exit cannot be had in {precision}, whose answers cannot be checked here: use "
+            f"early exit does not work in {precision}, whose answers cannot be checked here: use "
             "--precision float32, int16 or int8"
         )
     if measure is not None and precision in ("float16", "static-int8"):
         raise UserError(
-            f"the accuracy of {precision} cannot be measured here, for it runs on ARM processors "
-            "only: leave --data out, and measure it on the board"
+            f"the accuracy of {precision} cannot be measured here, because it runs only on ARM "
+            "processors: leave --data out, and measure it on the board"
         )
 
 

@@ -42,7 +42,7 @@ class Cluster:
         except OSError as error:
             self.close()
             raise UserError(
-                f"{servers + trainers} free ports on {HOST} cannot be had: {error.strerror}"
+                f"{servers + trainers} free ports on {HOST} were not available: {error.strerror}"
             ) from None
         self.ports = [bound.getsockname()[1] for bound in self.sockets]
         addresses = [f"{HOST}:{port}" for port in self.ports]

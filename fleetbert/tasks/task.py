@@ -65,7 +65,7 @@ class Task:
         if not self.shape.pooled:
             return self
         if width is None:
-            raise UserError(f"a bundle of the task {self.name} says no width: export it again")
+            raise UserError(f"the manifest has no width, which {self.name} needs: export it again")
         known = copy.copy(self)
         known.width = width
         return known

@@ -65,7 +65,7 @@ def train(
     _check_version(job)
     of_texts = task_names.SHAPES[job.task.name].of_texts
     if metrics and not (of_texts and tasks.get(job.task.name).metrics.takes_metrics):
-        raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
+        raise UserError(f"metrics: task.name: {job.task.name} takes no metrics besides its own")
     strategy = connect(job)
     if not of_texts:
         summary = train_with(strategy, job, rows.open_rows, _write_rows, last=callbacks)

@@ -372,8 +372,8 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
     if former_precision != run.precision.name:
         raise UserError(
             f"checkpoint {saved.folder}: was trained in {former_precision}, this job computes in "
-            f"{run.precision.name} (precision.level, precision.dtype, and what the device has); go "
-            "on as before, or start anew with trainer.resume=none or another output_dir"
+            f"{run.precision.name} (precision.level, precision.dtype, and what the device has); "
+            "keep the precision, or start anew with trainer.resume=none or another output_dir"
         )
     labels = list(run.task.labels)
     old_labels = saved.state.get("labels", labels)  # a checkpoint may be older than the key

@@ -58,7 +58,7 @@ def _check_lists(settings: schema.Precision, device: str) -> None:
         for name in getattr(settings, key):
             if device == "cpu":
                 raise UserError(
-                    f"precision.{key}: {name} is of Paddle's AMP, which a CPU has not; on it "
+                    f"precision.{key}: {name} is for Paddle's AMP, which a CPU does not use; there "
                     "bfloat16 is for the products of the encoder's layers; leave the list out"
                 )
             if name not in known:

@@ -41,7 +41,7 @@ def regularize(
     if settings.positive_weights != "none":
         if counts is None or not objective.has_several_labels:
             raise UserError(
-                f"loss.positive_weights: task.name: {task} has not several labels; set it to none"
+                f"loss.positive_weights: task.name: {task} is not multi-label; set it to none"
             )
         weights = positive_weights(settings.positive_weights, labels, counts, texts)
         objective = objective.with_positive_weights(weights)

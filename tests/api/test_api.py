@@ -369,8 +369,8 @@ def test_a_run_without_a_folder_gets_a_new_one(tiny, tiny_data, tmp_path, monkey
         ({"train": [("a", None), ("b", "c")]}, r"train\.jsonl:1: has no 'label'"),
         ({"train": 3}, "not a int"),
         ({"labels": ["good", "so so"]}, "is not among"),
-        ({"labels": ["bad", "good", "good"]}, "labels: 'good' is there twice"),
-        ({"labels": [1, "1"]}, "labels: '1' is there twice"),
+        ({"labels": ["bad", "good", "good"]}, "labels: 'good' occurs twice"),
+        ({"labels": [1, "1"]}, "labels: '1' occurs twice"),
         ({"labels": "bad"}, "labels: is a str; give a list"),
         ({"labels": {0: "bad"}}, "labels: is a dict; give a list"),
         ({"labels": ["bad", 1.5]}, r"labels\[1\]: 'label' is not a text or an integer"),
@@ -576,7 +576,7 @@ class TestImport:
         for labels, message in [
             (["no", "yes", "?"], "2 logits"),
             (["good", "bad"], "good, bad is another order than .* bad, go"),  # its own
-            (["no", "no"], "'no' is there twice"),
+            (["no", "no"], "'no' occurs twice"),
         ]:
             with pytest.raises(fleetbert.UserError, match=message):
                 fleetbert.import_model(run.model, tmp_path / "c", labels=labels)

@@ -35,7 +35,7 @@ SEGMENTS = [
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("infer --engines float31", "float31 is none of float32"),
+        ("infer --engines float31", "float31 is unknown; choose from float32"),
         ("infer --orders upwards", "upwards is none of single"),
         ("infer --orders length:0", "length:0 is none of single"),
         ("infer --rounds two", "argument --rounds: two is no whole number from 1 on"),

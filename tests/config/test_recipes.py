@@ -43,7 +43,7 @@ def test_one_is_printed_as_it_is(capsys):
 def test_a_recipe_stands_in_place_of_a_file():
     assert parsed("--recipe", "sst2", "trainer.epochs=7").config == str(CONFIGS / "sst2.yaml")
     assert parsed("--recipe", "static").config == str(CONFIGS / "quantize" / "static.yaml")
-    with pytest.raises(UserError, match="recipe sst3: there is none; did you mean sst2"):
+    with pytest.raises(UserError, match="recipe sst3: unknown; did you mean sst2"):
         parsed("--recipe", "sst3")
     with pytest.raises(SystemExit):
         parsed("--recipe", "sst2", "--config", "mine.yaml")

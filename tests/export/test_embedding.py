@@ -173,4 +173,4 @@ class TestFolders:
         refused(path, "has a module Dense after its encoder", task="embedding")
         refused(made[0], "leave it out", task="embedding", labels=["a", "b"])
         refused(made[0], "name task: embedding too", pooling="cls")
-        refused(made[0], "is told by a model's head", task="regression")
+        refused(made[0], "follows from the model's head", task="regression")

@@ -117,7 +117,7 @@ def test_dev_rows_of_one_kind_are_refused_before_the_first_step(clicks, tmp_path
 
 
 def test_metrics_of_the_users_own_are_refused(clicks, tmp_path):
-    with pytest.raises(UserError, match=r"metrics: task\.name: ctr takes none besides its own"):
+    with pytest.raises(UserError, match=r"task\.name: ctr takes no metrics besides its own"):
         training.train(job(clicks, tmp_path), metrics={"mean": lambda truth, _: truth.mean()})
 
 

@@ -88,7 +88,7 @@ def test_two_ranks_end_together_with_one_sentence(tiny_data, small_disk, tmp_pat
     assert [len(found) for found in errors] == [1, 1]
     assert "checkpoint of step 8: cannot be written to" in errors[0][0]
     assert "No space left on device; earlier checkpoints are untouched" in errors[0][0]
-    assert errors[1][0] == "error: the first rank could not go on: see what it wrote"
+    assert errors[1][0] == "error: the first rank failed: see its messages"
     assert not [log for log in logs if "Traceback" in log]
     (left,) = (output / "checkpoints").iterdir()
     assert checkpoint.step_of(left) == 4

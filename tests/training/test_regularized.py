@@ -223,7 +223,7 @@ def test_positive_weights_are_pytorchs():
         ("stars", {"r_drop": 1.0}, "loss.r_drop: task.name: stars has no classes"),
         ("mlm", {"class_weights": "balanced"}, "loss.class_weights: task.name: mlm has no labels"),
         ("classification", {"class_weights": {"d": 1.0}}, "d is no label of data.train"),
-        ("classification", {"positive_weights": 2.0}, "classification has not several labels"),
+        ("classification", {"positive_weights": 2.0}, "classification is not multi-label"),
     ],
 )
 def test_what_a_task_has_not_is_refused(task, settings, said):

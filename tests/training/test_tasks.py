@@ -498,7 +498,7 @@ TWO = {"text_a": "a", "text_b": "c"}
          r"2: 'label' is '2'; write 1 for a document that answers"),
         ("ranking", [ONE, {**TWO, "label": "yes"}], r"2: 'label' is 'yes'; write 1"),
         ("ranking", [ONE, TWO], r"2: has no 'label' and no 'text_c'"),
-        ("ranking", [ONE, {**TWO, "label": 1, "text_c": "c"}], r"2: has a label and a 'text_c'"),
+        ("ranking", [ONE, {**TWO, "label": 1, "text_c": "c"}], r"2: has a 'label' and a 'text_c'"),
         ("ranking", [ONE, {**TWO, "text_c": " "}], r"2: 'text_c' is empty"),
         ("ranking", [ONE, {**TWO, "label": 1}], " no query has both a document that answers it"),
         ("embedding", [{"text": "a"}], r"1: has no text_b"),
@@ -533,7 +533,11 @@ def no_metric(truth, outputs):
             ("token_classification", {"labels": labels}, "labels: of spans they are O, then B- and")
             for labels in (["B-per", "I-per", "O"], ["O", "B-per"], ["O", "X-per"])
         ),
-        ("token_classification", {"metrics": {"mine": no_metric}}, "takes none besides its own"),
+        (
+            "token_classification",
+            {"metrics": {"mine": no_metric}},
+            "takes no metrics besides",
+        ),
     ],
 )
 def test_what_a_task_does_not_take(data, tmp_path, name, arguments, message):

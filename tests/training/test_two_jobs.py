@@ -53,4 +53,4 @@ def test_all_ranks_are_refused_with_the_first_ones_sentence(output, tiny_data, t
     assert "starting all again" not in said
     first = rf"^error: output_dir: .*: process {os.getpid()} .* is writing it"
     assert re.search(first, said, re.M)
-    assert "the first rank could not go on" in said
+    assert "the first rank failed" in said

@@ -141,7 +141,7 @@ def _check_layers(layers: object, count: int) -> None:
     ascending = layers == sorted(set(layers)) and len(layers) > 1 and layers[0] >= 1
     if not ascending or layers[-1] != count:
         raise UserError(
-            f"distill.layers: {layers}; give the last layer of each group, ascending, two at least "
+            f"distill.layers: {layers}; give the last layer of each group, ascending, at least two "
             f"and the last of them {count}, as [1, 2, {count}]"
         )
 

@@ -110,7 +110,7 @@ class Similar(Numbers):
             number = int((counts != counts[0]).argmax())
             raise UserError(
                 f"{split.name}:{split.lines[starts[number]]}: has {counts[number]} texts, and the "
-                f"first line {counts[0]}; give all lines as many"
+                f"first line {counts[0]}; give all lines the same number"
             )
         places = np.arange(len(split.lines)) % counts[0]
         return split._replace(labels=np.stack([split.labels, places], 1).astype(np.float32))

@@ -190,7 +190,7 @@ class Single:
         if error is not None:
             raise error
         if failed:
-            raise UserError(f"the first {self.member} could not go on: see what it wrote")
+            raise UserError(f"the first {self.member} failed: see its messages")
 
     def first_failed(self, failed: bool) -> bool:
         """Return the flag of the first rank; the others wait for it, however long it takes."""
