@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from bisect import bisect_left, insort
 from functools import cached_property
@@ -14,9 +13,6 @@ from fleetbert.compat.lengths import SAFE_LENGTHS
 from fleetbert.data.rows import Rows
 from fleetbert.data.tokenizers import Encodings
 
-# Of rows that several texts share. Each number of rows and length that is new takes some 3 ms to
-# prepare, and each number of tokens in all as much, so there are few.
-SHARED_LENGTHS = tuple(length for length in SAFE_LENGTHS if length % 32 == 0)
 # In rows of so many tokens attention takes as long as all else: MiniLM in int8, one thread, Xeon
 # with AMX (BERT-base: 380).
 ATTENTION_LENGTH = 180
@@ -255,7 +251,7 @@ def plan_inference(
 
 def cut_by_length(lengths: np.ndarray, call_tokens: float) -> list[np.ndarray]:
     """The texts of a batch (int64 indices into `lengths`) in parts that cost least, each in rows of
-    its own (`pack_rows`).
+    its own (`packing.pack_rows`).
 
     A part costs its tokens, which attention makes dearer in long rows, and `call_tokens`: as many
     tokens as take the time of a call.
@@ -281,29 +277,6 @@ def cut_by_length(lengths: np.ndarray, call_tokens: float) -> list[np.ndarray]:
         parts.append(order[bounds[start] : bounds[end]])
         end = start
     return parts[::-1]
-
-
-def pack_rows(lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
-    """A length of SAFE_LENGTHS, and rows of at most so many tokens, each the numbers of its texts:
-    those that an engine answers in the least time.
-
-    Longer rows are fuller, but attention computes all pairs of a row's tokens. The length is one of
-    SHARED_LENGTHS, unless no two texts go into the shortest row that holds the longest.
-    """
-    count, total, shortest = len(lengths), sum(lengths), min(lengths)
-    best, packed = math.inf, (0, [[0]])
-    padded = round_up(max(lengths), SAFE_LENGTHS)
-    shared = SHARED_LENGTHS[bisect_left(SHARED_LENGTHS, padded) :]
-    for length in shared if 2 * shortest <= padded else (padded, *shared):
-        each = 1 + length / ATTENTION_LENGTH
-        if total * each >= best:  # even if all rows were full
-            break
-        if -(-count // (length // shortest)) * length * each >= best:  # or of the shortest texts
-            continue
-        rows = _best_fit(lengths, length) if 2 * shortest <= length else [[n] for n in range(count)]
-        if len(rows) * length * each < best:
-            best, packed = len(rows) * length * each, (length, rows)
-    return packed
 
 
 def padded_size(lengths: np.ndarray) -> int:
@@ -370,11 +343,11 @@ def _pack(lengths: list[int], max_length: int) -> list[list[int]]:
     longest, total = max(lengths), sum(lengths)
     if longest > max_length:
         raise ValueError(f"a text of {longest} tokens, but max_length is {max_length}")
-    best = _best_fit(lengths, max_length)
+    best = best_fit(lengths, max_length)
     low, high = max(longest, -(-total // len(best))), max_length
     while low < high:
         middle = (low + high) // 2
-        rows = _best_fit(lengths, middle)
+        rows = best_fit(lengths, middle)
         if len(rows) <= len(best):
             best, high = rows, middle
         else:
@@ -382,7 +355,7 @@ def _pack(lengths: list[int], max_length: int) -> list[list[int]]:
     return best
 
 
-def _best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Best-fit-decreasing: each text, longest first, goes to the row with the least room for it."""
     rows: list[list[int]] = []
     free: list[tuple[int, int]] = []  # room and row, ascending

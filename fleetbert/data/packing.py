@@ -1,6 +1,6 @@
 """The tokens of texts in packed rows, which hold several texts each, one after the other.
 
-Padding costs as much as text. So texts of a batch share rows (`batching.pack_rows`), and a text
+Padding costs as much as text. So texts of a batch share rows (`pack_rows`), and a text
 attends to its own tokens only, which a mask says for each pair of tokens. Of 32 of SST-2's texts in
 a row each half is padding; in such rows a thirtieth.
 
@@ -10,13 +10,19 @@ Method: Krell et al. 2021, "Efficient sequence packing without cross-contaminati
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import math
+from bisect import bisect_left
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data.batching import pack_rows
+from fleetbert.compat.lengths import SAFE_LENGTHS
+from fleetbert.data.batching import ATTENTION_LENGTH, best_fit, round_up
 from fleetbert.data.ragged import offsets
 
+# Of rows that several texts share. Each number of rows and length that is new takes some 3 ms to
+# prepare, and each number of tokens in all as much, so there are few.
+SHARED_LENGTHS = tuple(length for length in SAFE_LENGTHS if length % 32 == 0)
 # Added to the scores of tokens that are not looked at: these count for 0 then, exactly.
 AWAY = np.float32(-1e4)
 
@@ -117,3 +123,26 @@ def padded_index(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray]:
     columns = np.arange(int(layout.lengths.max()))
     real = columns < layout.lengths[:, None]
     return layout.first[:, None] + columns * real, real
+
+
+def pack_rows(lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
+    """A length of SAFE_LENGTHS, and rows of at most so many tokens, each the numbers of its texts:
+    those that an engine answers in the least time.
+
+    Longer rows are fuller, but attention computes all pairs of a row's tokens. The length is one of
+    SHARED_LENGTHS, unless no two texts go into the shortest row that holds the longest.
+    """
+    count, total, shortest = len(lengths), sum(lengths), min(lengths)
+    best, packed = math.inf, (0, [[0]])
+    padded = round_up(max(lengths), SAFE_LENGTHS)
+    shared = SHARED_LENGTHS[bisect_left(SHARED_LENGTHS, padded) :]
+    for length in shared if 2 * shortest <= padded else (padded, *shared):
+        each = 1 + length / ATTENTION_LENGTH
+        if total * each >= best:  # even if all rows were full
+            break
+        if -(-count // (length // shortest)) * length * each >= best:  # or of the shortest texts
+            continue
+        rows = best_fit(lengths, length) if 2 * shortest <= length else [[n] for n in range(count)]
+        if len(rows) * length * each < best:
+            best, packed = len(rows) * length * each, (length, rows)
+    return packed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetbert.data import batching
+from fleetbert.data import batching, packing
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_epoch, plan_inference, share
 from fleetbert.data.tokenizers import Encodings
 
@@ -220,14 +220,14 @@ def test_a_batch_is_cut_where_that_costs_least(lengths, call_tokens):
 
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=80))
 def test_rows_hold_their_texts_and_cost_no_more_than_one_text_a_row(lengths):
-    length, rows = batching.pack_rows(lengths)
+    length, rows = packing.pack_rows(lengths)
     assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
     assert all(sum(lengths[number] for number in row) <= length for row in rows)
     own = batching.round_up(max(lengths), SAFE_LENGTHS)
     assert length in SAFE_LENGTHS and length >= own
     if any(len(row) > 1 for row in rows):
-        assert length in batching.SHARED_LENGTHS
-    shared = batching.round_up(max(lengths), batching.SHARED_LENGTHS)
+        assert length in packing.SHARED_LENGTHS
+    shared = batching.round_up(max(lengths), packing.SHARED_LENGTHS)
 
     def cost(count, length):
         return count * length * (1 + length / batching.ATTENTION_LENGTH)
@@ -240,13 +240,13 @@ def test_rows_hold_their_texts_and_cost_no_more_than_one_text_a_row(lengths):
 @pytest.mark.parametrize("texts, least", [(8, 0.8), (32, 0.93), (200, 0.94)])
 def test_rows_are_nearly_full(texts, least):
     lengths = np.random.default_rng(0).integers(3, 60, texts).tolist()
-    length, rows = batching.pack_rows(lengths)
+    length, rows = packing.pack_rows(lengths)
     assert sum(lengths) >= least * len(rows) * length
 
 
 def test_texts_of_one_length_have_rows_of_their_own():
-    assert batching.pack_rows([19, 20, 20]) == (20, [[0], [1], [2]])
-    assert batching.pack_rows([300]) == (312, [[0]])
+    assert packing.pack_rows([19, 20, 20]) == (20, [[0], [1], [2]])
+    assert packing.pack_rows([300]) == (312, [[0]])
 
 
 def test_safe_lengths_cannot_meet_in_a_key():
