@@ -68,7 +68,7 @@ class AnyAnswer(Answer, Protocol):
 
     label: str | int
     labels: list[str | int]
-    scores: dict[str, float]
+    scores: dict[str | int, float]
     logits: np.ndarray
     value: float
     vector: np.ndarray

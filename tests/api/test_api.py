@@ -64,6 +64,11 @@ def test_a_run_has_its_bundle_metrics_and_report(run):
     assert run.report is not None and run.report.read_text().startswith("<!")
     assert json.loads((run.folder / "summary.json").read_text())["steps"] == run.summary["steps"]
     assert (run.model / "model.safetensors").is_file()
+    numbers = f"'accuracy': {round(run.metrics['accuracy'], 6)}"
+    assert repr(run).startswith(f"Run(folder={str(run.folder)!r}, metrics={{")
+    assert numbers in repr(run)
+    assert "confusion" not in repr(run)
+    assert f"<tr><td>bundle</td><td>{run.bundle}</td></tr>" in run._repr_html_()
 
 
 def test_what_is_loaded_answers(run):

@@ -137,8 +137,8 @@ print(vectors(["a"])[0].vector, vectors.encode(["a"]).shape)
 print(vectors(["a"])[0].label)  # refused
 fleetbert.load("b", task="ranking", thread=1)  # refused
 print(fleetbert.load("b", task="of mine")(["a"])[0].anything)
-def labels(model: "fleetbert.Model[fleetbert.LabelAnswer]") -> "list[str]":
-    return [answer.label for answer in model(["a"])]
+def labels(model: "fleetbert.Model[fleetbert.LabelAnswer]") -> "list[fleetbert.LabelAnswer]":
+    return model(["a"])
 labels(fleetbert.load("b", task="classification"))
 labels(fleetbert.load("b", task="regression"))  # refused
 """
