@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from multiprocessing.reduction import recvfds, sendfds
 from typing import BinaryIO, Callable, Sequence
 
@@ -116,6 +117,8 @@ def main(descriptor: int, parent: int) -> None:
 
     with contextlib.suppress(Exception):  # who opens a variant that needs it will say why
         paddle_inference.import_inference()
+    # Python 3.12 warns of forks where there is another thread. Paddle's only sleeps, with no lock.
+    warnings.simplefilter("ignore", DeprecationWarning)
     gc.collect()
     gc.freeze()  # a collection in a worker would copy all pages of these objects
     with socket.socket(fileno=descriptor) as channel:
