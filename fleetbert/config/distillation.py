@@ -50,11 +50,9 @@ class Distillation(Section):
         "init teacher: the teacher's layers, from 1, that the student starts as (null: evenly "
         "spaced)",
     )
-    labels_weight: float = key(
-        0.5, "student: weight of the labels' cross entropy in the loss", ge=0
-    )
+    labels_weight: float = key(0.5, "student: weight of the task's own loss, by labels", ge=0)
     logits_weight: float = key(
-        0.5, "student: weight of the cross entropy with the teacher's logits in the loss", ge=0
+        0.5, "student: weight of the loss against the teacher's outputs", ge=0
     )
     hidden_weight: float = key(
         1.0,
