@@ -58,7 +58,7 @@ def routes(core: Core, admin: bool) -> list[BaseRoute]:
         "/docs": lambda: docs,
     }
     if admin:
-        began, home = time.time(), _home()
+        began, home = time.monotonic(), _home()
         pages["/"] = lambda: home
         pages["/status"] = lambda: _json(status(core, began))
     routes: list[BaseRoute] = [Route(path, _endpoint(page)) for path, page in pages.items()]
@@ -114,7 +114,7 @@ def _asset(name: str) -> Response:
 
 
 def status(core: Core, began: float) -> dict[str, object]:
-    """Models and running totals: whoever polls takes the differences."""
+    """Models and running totals: whoever polls takes the differences. began: by time.monotonic()"""
     try:
         versions, statistics = core.versions(), core.statistics()
     except Failure:
@@ -129,7 +129,7 @@ def status(core: Core, began: float) -> dict[str, object]:
         "fleetbert": fleetbert.__version__,
         "ready": core.ready(),
         "time": time.time(),
-        "uptime": time.time() - began,
+        "uptime": time.monotonic() - began,
         "processors": limits.read().processors,
         "cpu_seconds": sum(process.cpu_seconds for process in processes),
         "resident_bytes": sum(process.resident_bytes for process in processes),

@@ -33,6 +33,7 @@ LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
 LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
 # A worker hangs after so many times what its batch should take, at the earliest: models differ.
 SLOWEST = 3.0
+WATCH_STEP = 1.0  # seconds between looks at a worker that computes
 WARM_PAUSE = 0.02  # seconds between looks whether a worker that is to be warmed is free
 SAME = 1e-3  # largest difference of logits between answers to the same texts
 # The same between a text alone and among others, where kernels may round otherwise (bfloat16);
@@ -117,12 +118,24 @@ class Worker(asyncio.Protocol):
 
     async def ask(self, frame: bytes, timeout: float) -> tuple[frames.Head, bytes]:
         """Head and body of the answer. Lost if the worker ends, or is killed after `timeout`
-        seconds; Refused if it answers with an error."""
+        seconds; Refused if it answers with an error.
+
+        Time in which this process did not run (a machine that was paused or moved, a container
+        that was frozen) does not count: the worker did not run then either, or has answered."""
         if self.lost.done():
             raise Lost(self.cause, f"worker {self.process.pid} has ended")
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
-        alarm = loop.call_later(timeout, self.kill, "hang")
+
+        def wait(seconds: float) -> None:
+            nonlocal alarm
+            step = min(seconds, WATCH_STEP)
+            if step > 0:
+                alarm = loop.call_later(step, wait, seconds - step)
+            else:
+                self.kill("hang")
+
+        alarm = loop.call_soon(wait, timeout)
         try:
             self._pipe.write(frame)
             head, body = await self._answer

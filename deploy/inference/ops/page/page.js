@@ -47,10 +47,9 @@ function total(counts, accept = () => true) {
 const failed = (code) => !["200", "OK", "0"].includes(code);
 
 function difference(now, before) {
-  const seconds = now.time - before.time;
+  const seconds = now.uptime - before.uptime; // the clock may jump
   const rate = (value) => Math.max(0, value(now) - value(before)) / seconds;
   return {
-    time: now.time,
     requests: rate((s) => total(s.requests)),
     failed: rate((s) => total(s.requests, failed)),
     texts: rate((s) => s.texts),
@@ -352,7 +351,7 @@ async function poll() {
     $("key").hidden = reply.status !== 401;
     if (!reply.ok) throw new Error(`status ${reply.status}`);
     const status = await reply.json();
-    const point = last && status.time > last.time ? difference(status, last) : null;
+    const point = last && status.uptime > last.uptime ? difference(status, last) : null;
     if (last && status.uptime < last.uptime) points.length = 0; // another process answers now
     else if (point) points.push(point);
     points.splice(0, points.length - KEEP);

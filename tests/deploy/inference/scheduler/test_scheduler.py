@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from dataclasses import replace
 
 import light
@@ -271,6 +272,26 @@ def test_a_worker_of_a_slow_model_is_given_three_times_what_its_batches_take(bot
     send_all(pids, signal.SIGSTOP)  # or one may answer before the loop looks at its clock
     with pytest.raises(Failure, match=r"lost \(hang"):
         both.ask(model=MODEL, texts=["word1"])
+
+
+def test_a_pause_of_the_whole_machine_costs_no_worker(both, monkeypatch):
+    pool = both.scheduler(MODEL).pool
+    monkeypatch.setattr(pool, "plan", replace(pool.plan, hang_seconds=5.0))
+    pids = both.workers(MODEL)
+
+    async def ask_and_be_paused():
+        send_all(pids, signal.SIGSTOP)
+        answer = asyncio.ensure_future(both.answer(Request(MODEL, texts=["word1"])))
+        await asyncio.sleep(0.2)  # a worker has it
+        time.sleep(8)
+        send_all(pids, signal.SIGCONT)
+        return await answer
+
+    try:
+        assert both.call(ask_and_be_paused()).outputs["label"][0] in LABELS
+    finally:
+        send_all(pids, signal.SIGCONT)
+    assert both.workers(MODEL) == pids
 
 
 def test_a_text_that_kills_workers_is_given_up_and_its_neighbours_are_answered(
