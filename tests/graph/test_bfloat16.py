@@ -29,8 +29,8 @@ def read_and_written(program, op):
     block = program.blocks[0]
     names = [n for s in op.inputs if s.parameter not in bfloat16.STORED for n in s.arguments]
     names.append(programs.argument(op.outputs, "Out"))
-    found = [programs.variable(block, n).type.lod_tensor.tensor.data_type for n in names]
-    return found[:-1], found[-1]
+    actual = [programs.variable(block, n).type.lod_tensor.tensor.data_type for n in names]
+    return actual[:-1], actual[-1]
 
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
@@ -40,15 +40,15 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnor
 @given(arrays.arrays(np.float32, st.integers(1, 20), elements=FLOATS))
 def test_rounding_is_to_the_nearest(values):
     """`paddle.cast` is no reference: it cuts the last bits off (2.6.2)."""
-    found = bfloat16.widened(bfloat16.rounded(values))
+    actual = bfloat16.widened(bfloat16.rounded(values))
     with np.errstate(over="ignore"):  # above the largest there is infinity
-        np.testing.assert_array_equal(found, nearest(values).astype(np.float32))
+        np.testing.assert_array_equal(actual, nearest(values).astype(np.float32))
 
 
 def test_rounding_takes_the_even_one_of_two():
     values = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20, 0], np.float32)
-    found = bfloat16.widened(bfloat16.rounded(values))
-    np.testing.assert_array_equal(found, [1, 1, 1 + 2**-6, -1, 1 + 2**-7, 0])
+    actual = bfloat16.widened(bfloat16.rounded(values))
+    np.testing.assert_array_equal(actual, [1, 1, 1 + 2**-6, -1, 1 + 2**-7, 0])
     random = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     again = bfloat16.widened(bfloat16.rounded(random))
     np.testing.assert_array_equal(bfloat16.rounded(again), bfloat16.rounded(random))
@@ -127,7 +127,7 @@ def test_attention_computes_what_float64_does_of_rounded_numbers(fused):
     three = [random.normal(size=(texts, length, 64)).astype(np.float32) for _ in range(3)]
     mask = np.zeros((texts, 1, 1, length), np.float32)
     mask[1, ..., 20:] = -1e4
-    (found,) = ask(bfloat16.convert(program), fused.parameters, *three, mask)
+    (actual,) = ask(bfloat16.convert(program), fused.parameters, *three, mask)
     q, k, v = (
         nearest(one).reshape(texts, length, heads, size).transpose(0, 2, 1, 3) for one in three
     )
@@ -137,15 +137,15 @@ def test_attention_computes_what_float64_does_of_rounded_numbers(fused):
     errors = []
     for weights in (nearest(nearest(powers) / sums), nearest(powers / sums)):
         mixed = (weights @ v).transpose(0, 2, 1, 3).reshape(texts, length, 64)
-        errors.append(np.abs(found - (mixed @ w + bias)))
+        errors.append(np.abs(actual - (mixed @ w + bias)))
     least = min(errors, key=np.mean)
-    largest = np.abs(found).max()
+    largest = np.abs(actual).max()
     assert least.max() < 2.0**-9 * largest and least.mean() < 2e-5 * largest
     exact = [one.astype(np.float64).reshape(texts, length, heads, size) for one in three]
     q, k, v = (one.transpose(0, 2, 1, 3) for one in exact)
     exact = special.softmax(q @ k.transpose(0, 1, 3, 2) / np.sqrt(size) + mask, -1) @ v
-    exact = exact.transpose(0, 2, 1, 3).reshape(found.shape) @ w + bias
-    assert np.abs(found - exact).mean() > 2e-4 * largest
+    exact = exact.transpose(0, 2, 1, 3).reshape(actual.shape) @ w + bias
+    assert np.abs(actual - exact).mean() > 2e-4 * largest
 
 
 @needs_bfloat16
@@ -158,7 +158,7 @@ def test_packed_rows_answer_as_the_whole_program(fused, left, lengths):
     batch = make_batch(lengths)
     (whole,) = ask(bfloat16.convert(program), fused.parameters, *batch)
     (exact,) = ask(fused.program, fused.parameters, *batch)
-    found = ask_rows(program, fused.parameters, *batch)
+    actual = ask_rows(program, fused.parameters, *batch)
     largest = np.abs(exact).max()
     assert 1e-4 * largest < np.abs(whole - exact).max() < 0.1 * largest
-    np.testing.assert_allclose(found, whole, atol=1e-3 * largest)
+    np.testing.assert_allclose(actual, whole, atol=1e-3 * largest)

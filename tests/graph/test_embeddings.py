@@ -39,10 +39,10 @@ def test_states_are_read_where_they_are_and_left_as_they_were(fused):
         texts, at = texts_of(input_ids), layout_of(input_ids)
         state = random.normal(size=(len(at.positions), 64)).astype(np.float32)
         given.append((texts, at, state, state.copy(), run(state, texts, at)))
-    for texts, at, state, before, found in given:
+    for texts, at, state, before, actual in given:
         np.testing.assert_array_equal(state, before)
         again = open_group(group, fused.parameters, 1)[0](before, texts, at)
-        np.testing.assert_array_equal(found, again)
+        np.testing.assert_array_equal(actual, again)
 
 
 def test_the_rest_has_no_tables(fused):
@@ -87,6 +87,6 @@ def test_the_words_of_an_int8_program_stay_integers(fused, tmp_path):
     without = weights.pick(quantized, others, fused.program, tables)
     assert name not in without
     batch = make_batch([32, 3, 30, 17, 2])
-    found = ask_rows(fused.program, without, *batch, apart=tables)
+    actual = ask_rows(fused.program, without, *batch, apart=tables)
     whole = weights.pick(quantized, others, fused.program)
-    np.testing.assert_array_equal(found, ask_rows(fused.program, whole, *batch))
+    np.testing.assert_array_equal(actual, ask_rows(fused.program, whole, *batch))

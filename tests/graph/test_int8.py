@@ -117,9 +117,9 @@ def test_cut_pieces_add_up_to_the_unit(activation):
     np.testing.assert_allclose(some.lower, [4, 8, 12, 16, 20, 24])
     weight, bias = np.array([[0.5, 0.25]], np.float32), np.array([0.0, 1.0], np.float32)
     # Unit 1 is 0.25 of its input and 1: x.
-    found = split.outputs(4 * (x - 1), weight, bias, activation, some)
-    np.testing.assert_allclose(found, formula(x - some.lower), atol=1e-3)
-    whole = np.minimum(exact, 4) + np.minimum(found, 4).sum(1, keepdims=True)
+    actual = split.outputs(4 * (x - 1), weight, bias, activation, some)
+    np.testing.assert_allclose(actual, formula(x - some.lower), atol=1e-3)
+    whole = np.minimum(exact, 4) + np.minimum(actual, 4).sum(1, keepdims=True)
     assert np.abs(whole - exact).max() < (1e-4 if activation == "relu" else 0.18)
     assert np.abs(np.minimum(exact, 4) - exact).max() > 23  # what a cut alone does
 

@@ -41,10 +41,10 @@ def test_layouts_are_looked_at_and_parameters_transformed_in_the_first_runs_only
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     log = done.stderr.split("RUN ")[1:]
     names = {*programs.parameter_names(programs.read(folder / "x86.pdmodel"))}
-    found = [names & {*re.findall(r"Transform Variable (\S+) from", part)} for part in log]
-    assert len(found) == 3
-    assert found[0]
-    assert not found[1] and not found[2]
+    actual = [names & {*re.findall(r"Transform Variable (\S+) from", part)} for part in log]
+    assert len(actual) == 3
+    assert actual[0]
+    assert not actual[1] and not actual[2]
     # Additions ask this where Paddle looks at their inputs: in the end only the last layer's of
     # what a gather gives, which has to be transformed in every run.
     asked = [part.count("GetKernelTypeForVar") for part in log]

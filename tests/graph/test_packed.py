@@ -74,16 +74,16 @@ def test_a_text_does_not_see_those_beside_it(int8):
 
 def test_a_program_has_the_inputs_that_it_needs(fused, int8):
     """Groups of layers before the last ask for no text."""
-    found = []
+    actual = []
     for _, program in groups.cut_groups(int8[0], [1, 2]):
         start = embeddings.take_out(program, int8[1])
         rest, needed = packed.rewrite(start.program, start.inputs)
-        found.append(needed)
+        actual.append(needed)
         feeds = [op for op in rest.blocks[0].ops if op.type == "feed"]
         assert len(feeds) == 1 + len(needed)
         ops = rest.blocks[0].ops
-        named = {found.name for found in rest.blocks[0].vars}
+        named = {actual.name for actual in rest.blocks[0].vars}
         assert {name for op in ops for name in programs.arguments(op)} <= named
-    assert found == [["mask"], ["first_tokens", "queries", "answers", "query_mask"]]
+    assert actual == [["mask"], ["first_tokens", "queries", "answers", "query_mask"]]
     start = embeddings.take_out(fused.program, fused.parameters)
     assert packed.rewrite(start.program, start.inputs)[1] == ["mask", "first_tokens"]

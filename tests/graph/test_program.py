@@ -29,10 +29,10 @@ def test_any_tensor_round_trips(tmp_path, dtype, shape):
         block.vars.add(name=name, persistable=True).type.type = programs.VarType.LOD_TENSOR
         arrays[name] = np.random.default_rng(0).integers(-9, 9, shape).astype(dtype)
     (tmp_path / "file").write_bytes(programs.parameter_bytes(arrays))
-    found = programs.read_parameters(program, tmp_path / "file")
+    actual = programs.read_parameters(program, tmp_path / "file")
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert actual[name].dtype == array.dtype
+        np.testing.assert_array_equal(actual[name], array)
 
 
 def test_what_is_left_over_is_an_error(tmp_path):

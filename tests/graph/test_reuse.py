@@ -12,13 +12,13 @@ from fleetbert.graph.program import VarType
 def reads(program):
     """For each operator, which operators' outputs it reads: (number, slot, place), or a name that
     none of them writes."""
-    writer, found = {}, []
+    writer, actual = {}, []
     for number, op in enumerate(program.blocks[0].ops):
-        found.append([[writer.get(name, name) for name in slot.arguments] for slot in op.inputs])
+        actual.append([[writer.get(name, name) for name in slot.arguments] for slot in op.inputs])
         for slot in op.outputs:
             for place, name in enumerate(slot.arguments):
                 writer[name] = (number, slot.parameter, place)
-    return found
+    return actual
 
 
 def program_of(tensors, *ops):
@@ -52,7 +52,7 @@ def test_variables_are_read_as_before(fused, rewrite, part):
         for one in (fused.program, changed)
     ]
     assert count[1] < part * count[0]
-    named = {found.name for found in changed.blocks[0].vars}
+    named = {actual.name for actual in changed.blocks[0].vars}
     assert all(programs.arguments(op) - {"feed", "fetch"} <= named for op in changed.blocks[0].ops)
 
 
@@ -76,7 +76,7 @@ def test_what_is_laid_out_anew_takes_the_variable_that_was_read_last():
     written = [op.outputs[0].arguments[0] for op in shared.blocks[0].ops]
     # softmax writes what it reads; a product never what it reads; gather_nd sets no layout
     assert written == ["a", "b", "s", "s", "b", "a", "b", "e"]
-    assert {found.name for found in shared.blocks[0].vars} == set("abse")
+    assert {actual.name for actual in shared.blocks[0].vars} == set("abse")
 
 
 def test_a_sum_takes_the_place_of_a_term_that_nothing_reads_any_more(fused):
@@ -94,5 +94,5 @@ def test_a_sum_takes_the_place_of_a_term_that_nothing_reads_any_more(fused):
         ("elementwise_add", {"X": ["c"], "Y": ["b"]}, "d"),
     )
     ops = reuse.add_in_place(program).blocks[0].ops
-    found = [[slot.arguments[0] for slot in (*op.inputs, *op.outputs)] for op in ops]
-    assert found == [["a", "b", "a"], ["b", "a", "b"]]
+    actual = [[slot.arguments[0] for slot in (*op.inputs, *op.outputs)] for op in ops]
+    assert actual == [["a", "b", "a"], ["b", "a", "b"]]

@@ -51,15 +51,15 @@ def logits(source, batch):
 
 
 def test_inputs_are_those_of_attention_and_of_each_feed_forward(source):
-    found = smooth.inputs(source.program)
-    assert [len(weights) for weights in found.values()] == [3, 1, 1] * 2
-    free = [smooth.is_free(source.program, name) for name in found]
+    actual = smooth.inputs(source.program)
+    assert [len(weights) for weights in actual.values()] == [3, 1, 1] * 2
+    free = [smooth.is_free(source.program, name) for name in actual]
     assert free == [False, True, False] * 2
 
 
 def test_it_answers_as_before(source, smoothed, batch, logits):
-    found = engine.open_folder(engine.FLOAT32, smoothed.folder, "cpu", 1)(*batch)
-    np.testing.assert_allclose(found, logits, atol=2e-5)
+    actual = engine.open_folder(engine.FLOAT32, smoothed.folder, "cpu", 1)(*batch)
+    np.testing.assert_allclose(actual, logits, atol=2e-5)
     kinds = [op.type for op in smoothed.program.blocks[0].ops]
     former = [op.type for op in source.program.blocks[0].ops]
     assert kinds.count("elementwise_mul") == former.count("elementwise_mul") + 2 * 2
@@ -107,7 +107,7 @@ def test_its_int8_layers_compute_what_numpy_does(source, smoothed, scales, batch
     program = int8.to_int8(fused.program, thresholds, quantized)
     output = programs.argument(int8.linear_layers(program)[0].outputs, "Out")
     parameters = {**fused.parameters, weight: widen(quantized[weight])}
-    found = ask(program, parameters, *batch, outputs=[output])[0][batch[0] != 0]
+    actual = ask(program, parameters, *batch, outputs=[output])[0][batch[0] != 0]
     steps = int8.weight_steps(environment.cpuinfo())
     bias = source.arrays[int8.biases(fused.program)[weight]]
     integers, scales, axis = quantized[weight]
@@ -116,5 +116,5 @@ def test_its_int8_layers_compute_what_numpy_does(source, smoothed, scales, batch
     assert np.std(expected) > 0.1
     # A value that lies between two integers may go to either: a step at most.
     step = threshold / 127 * np.abs(widen(quantized[weight])).max()
-    assert np.abs(found - expected).max() < 2 * step
-    assert np.abs(found - expected).mean() < 1e-3 * np.abs(expected).mean()
+    assert np.abs(actual - expected).max() < 2 * step
+    assert np.abs(actual - expected).mean() < 1e-3 * np.abs(expected).mean()

@@ -21,20 +21,20 @@ MATRICES = arrays.arrays(
 @settings(max_examples=100)
 @given(MATRICES, st.sampled_from([0, 1]), st.sampled_from([8, 16]))
 def test_widened_is_within_half_a_step(matrix, axis, bits):
-    found = weights.quantize(matrix, axis, bits)
+    actual = weights.quantize(matrix, axis, bits)
     step = np.abs(matrix).max(1 - axis, keepdims=True) / (2 ** (bits - 1) - 1)
-    assert np.abs(found.integers).max() <= 2 ** (bits - 1) - 1
-    assert (np.abs(weights.widen(found) - matrix) <= 0.501 * step + 1e-6).all()
+    assert np.abs(actual.integers).max() <= 2 ** (bits - 1) - 1
+    assert (np.abs(weights.widen(actual) - matrix) <= 0.501 * step + 1e-6).all()
 
 
 @settings(max_examples=50)
 @given(MATRICES, st.sampled_from([0, 1]))
 def test_integers_survive_widening(matrix, axis):
     """oneDNN makes integers of the widened weights: they have to be the same ones."""
-    found = weights.quantize(matrix, axis)
+    actual = weights.quantize(matrix, axis)
     shape = (-1, 1) if axis == 0 else (1, -1)
-    again = np.rint(weights.widen(found) * np.float32(127) / found.scales.reshape(shape))
-    np.testing.assert_array_equal(again, found.integers)
+    again = np.rint(weights.widen(actual) * np.float32(127) / actual.scales.reshape(shape))
+    np.testing.assert_array_equal(again, actual.integers)
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -43,10 +43,10 @@ def test_what_is_saved_is_loaded(tmp_path, bits):
     quantized = {"w": weights.quantize(random.normal(size=(3, 4)).astype("float32"), 1, bits)}
     others = {"b": np.arange(4, dtype=np.float32), "scalar": np.float32(2).reshape(())}
     weights.save(tmp_path, quantized, others)
-    found, rest = weights.load(tmp_path)
-    np.testing.assert_array_equal(found["w"].integers, quantized["w"].integers)
-    np.testing.assert_array_equal(found["w"].scales, quantized["w"].scales)
-    assert found["w"].axis == 1
+    actual, rest = weights.load(tmp_path)
+    np.testing.assert_array_equal(actual["w"].integers, quantized["w"].integers)
+    np.testing.assert_array_equal(actual["w"].scales, quantized["w"].scales)
+    assert actual["w"].axis == 1
     assert rest.keys() == others.keys()
     for name in rest:
         np.testing.assert_array_equal(rest[name], others[name])
@@ -59,8 +59,8 @@ def test_bfloat16_is_saved_as_such_and_loaded(tmp_path):
     with safe_open(tmp_path / weights.NAME, framework="numpy") as file:  # others can read it
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     assert kinds == {"w": "BF16", "odd": "BF16", "b": "F32", "pad": "I64", "scalar": "F32"}
-    found = weights.load_halves(tmp_path)
-    for some, expected in zip(found, (halves, others)):
+    actual = weights.load_halves(tmp_path)
+    for some, expected in zip(actual, (halves, others)):
         assert some.keys() == expected.keys()
         for name, array in some.items():
             np.testing.assert_array_equal(array, expected[name])

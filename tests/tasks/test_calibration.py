@@ -30,16 +30,16 @@ def test_the_temperature_has_the_lowest_loss(name, seed, true):
         truth = rng.random(logits.shape) < metrics.sigmoid(logits)
         loss = binary_cross_entropy
     given_logits = (logits * true).astype(np.float32)
-    found = tasks.get(name).metrics.fit(truth, given_logits, ["a", "b", "c"]).temperature
+    actual = tasks.get(name).metrics.fit(truth, given_logits, ["a", "b", "c"]).temperature
     best = minimize_scalar(lambda log: loss(truth, given_logits / np.exp(log)), (-3, 3), tol=1e-9)
-    assert found == pytest.approx(np.exp(best.x), rel=1e-3)
-    assert found == pytest.approx(true, rel=0.35)
+    assert actual == pytest.approx(np.exp(best.x), rel=1e-3)
+    assert actual == pytest.approx(true, rel=0.35)
 
 
 def test_where_all_is_right_nothing_is_fitted():
     truth = np.array([0, 1])
-    found = tasks.get("classification").metrics.fit(truth, np.eye(2, dtype=np.float32), ["a", "b"])
-    assert found == (1.0, {})
+    actual = tasks.get("classification").metrics.fit(truth, np.eye(2, dtype=np.float32), ["a", "b"])
+    assert actual == (1.0, {})
 
 
 @settings(max_examples=30)
@@ -50,14 +50,14 @@ def test_no_threshold_has_a_better_f1(seed, texts, equal):
     if equal:
         scores = scores.round(1)
     truth = rng.random(texts) < scores
-    found = calibration.fit_threshold(truth, scores)
-    assert 0 <= found <= 1
+    actual = calibration.fit_threshold(truth, scores)
+    assert 0 <= actual <= 1
     if not truth.any():
-        assert found == 0.5
+        assert actual == 0.5
         return
     tried = [f1_score(truth, scores > one, zero_division=0) for one in (-1, *scores)]
-    if found > 0 or (scores > 0).all():
-        assert f1_score(truth, scores > found) == pytest.approx(max(tried))
+    if actual > 0 or (scores > 0).all():
+        assert f1_score(truth, scores > actual) == pytest.approx(max(tried))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 200))

@@ -55,12 +55,12 @@ def test_paddlerecs_samples_are_the_same_rows(tmp_path):
     words = [f"dense_feature:{number}" for number in numbers]
     words += [f"{n}:{word}" for n, word in enumerate(categories, 1) if word]
     sample = " ".join(["click:1", *words])
-    found = criteo.read(write(tmp_path, sample, line(0), sample.replace(" 1:0 ", " ")))
+    actual = criteo.read(write(tmp_path, sample, line(0), sample.replace(" 1:0 ", " ")))
     same = criteo.read(write(tmp_path, line(1, numbers, categories)))
-    assert found.labels.tolist() == [1, 0, 1]
-    np.testing.assert_array_equal(found.numbers[[0, 2]], same.numbers.repeat(2, axis=0))
-    np.testing.assert_array_equal(found.ids[0], same.ids[0])
-    assert found.ids[2, 0] == reference_id(0, "")
+    assert actual.labels.tolist() == [1, 0, 1]
+    np.testing.assert_array_equal(actual.numbers[[0, 2]], same.numbers.repeat(2, axis=0))
+    np.testing.assert_array_equal(actual.ids[0], same.ids[0])
+    assert actual.ids[2, 0] == reference_id(0, "")
     short = sample.replace("dense_feature:0.5 ", "")
     for wrong in (f"{sample} 27:5", f"{sample} 3:9", short, f"{short} 27:5"):
         with pytest.raises(UserError, match=r"rows.tsv:1: has (41|39) columns, not 40"):
@@ -70,13 +70,13 @@ def test_paddlerecs_samples_are_the_same_rows(tmp_path):
 @settings(max_examples=30)
 @given(st.lists(ROW, min_size=1, max_size=4))
 def test_reads_what_was_written(tmp_path_factory, rows):
-    found = criteo.read(write(tmp_path_factory.mktemp("rows"), *(line(*row) for row in rows)))
-    assert found.labels.tolist() == [label for label, _, _ in rows]
+    actual = criteo.read(write(tmp_path_factory.mktemp("rows"), *(line(*row) for row in rows)))
+    assert actual.labels.tolist() == [label for label, _, _ in rows]
     expected = [[math.nan if n is None else n for n in numbers] for _, numbers, _ in rows]
-    np.testing.assert_array_equal(found.numbers, np.array(expected, np.float32))
+    np.testing.assert_array_equal(actual.numbers, np.array(expected, np.float32))
     ids = [[reference_id(n, c) for n, c in enumerate(row)] for _, _, row in rows]
-    assert found.ids.tolist() == ids
-    assert found.lines.tolist() == list(range(1, len(rows) + 1))
+    assert actual.ids.tolist() == ids
+    assert actual.lines.tolist() == list(range(1, len(rows) + 1))
 
 
 def test_blocks_of_lines_and_ends_of_lines_do_not_matter(tmp_path, monkeypatch):
@@ -107,8 +107,8 @@ def test_a_bad_line_is_named_or_skipped(tmp_path, bad, reason):
     with pytest.raises(UserError) as caught:
         criteo.read(path)
     assert str(caught.value).startswith(f"{path}:3: {reason}")
-    found = criteo.read(path, "skip")
-    assert (found.labels.tolist(), found.lines.tolist(), found.skipped) == ([0, 1], [1, 4], 1)
+    actual = criteo.read(path, "skip")
+    assert (actual.labels.tolist(), actual.lines.tolist(), actual.skipped) == ([0, 1], [1, 4], 1)
 
 
 def test_a_file_without_rows_is_an_error(tmp_path):
@@ -121,10 +121,12 @@ def test_a_file_without_rows_is_an_error(tmp_path):
 
 
 def test_numbers_become_logarithms_and_flags():
-    found = criteo.features(np.array([[0, math.e - 1, 1 - math.e, math.nan, *[7] * 9]], np.float32))
-    assert found.shape == (1, 26)
-    assert found[0, :4] == pytest.approx([0, 1, -1, 0], abs=1e-6)
-    assert found[0, 13:17].tolist() == [0, 0, 0, 1]
+    actual = criteo.features(
+        np.array([[0, math.e - 1, 1 - math.e, math.nan, *[7] * 9]], np.float32)
+    )
+    assert actual.shape == (1, 26)
+    assert actual[0, :4] == pytest.approx([0, 1, -1, 0], abs=1e-6)
+    assert actual[0, 13:17].tolist() == [0, 0, 0, 1]
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))

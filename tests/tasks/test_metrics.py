@@ -42,28 +42,28 @@ def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
     truth, logits = answers(seed, texts, n_labels, spread)
     labels = [f"label {n}" for n in range(n_labels)]
     numbers = np.arange(n_labels)
-    found = classes.classification(truth, logits, labels)
+    actual = classes.classification(truth, logits, labels)
     guessed = logits.argmax(1)
     exact = logits.astype(np.float64)
     chances = np.exp(exact - exact.max(1, keepdims=True))
     chances /= chances.sum(1, keepdims=True)
 
-    assert found["n"] == texts
-    assert found["labels"] == labels
-    assert found["accuracy"] == pytest.approx(accuracy_score(truth, guessed))
-    assert found["confusion"] == confusion_matrix(truth, guessed, labels=numbers).tolist()
-    assert found["macro_f1"] == pytest.approx(
+    assert actual["n"] == texts
+    assert actual["labels"] == labels
+    assert actual["accuracy"] == pytest.approx(accuracy_score(truth, guessed))
+    assert actual["confusion"] == confusion_matrix(truth, guessed, labels=numbers).tolist()
+    assert actual["macro_f1"] == pytest.approx(
         f1_score(truth, guessed, average="macro", zero_division=0)
     )
-    assert found["macro_f1_classes"] == len({*truth.tolist(), *guessed.tolist()})
-    assert found["macro_f1_all"] == pytest.approx(
+    assert actual["macro_f1_classes"] == len({*truth.tolist(), *guessed.tolist()})
+    assert actual["macro_f1_all"] == pytest.approx(
         f1_score(truth, guessed, labels=numbers, average="macro", zero_division=0)
     )
     if chances.min() > 1e-15:  # scikit-learn clips smaller ones
-        assert found["loss"] == pytest.approx(log_loss(truth, chances, labels=numbers))
+        assert actual["loss"] == pytest.approx(log_loss(truth, chances, labels=numbers))
     rows = precision_recall_fscore_support(truth, guessed, labels=numbers, zero_division=0)
     for label, *row in zip(labels, *rows):
-        scores = found["classes"][label]
+        scores = actual["classes"][label]
         assert [scores[k] for k in ("precision", "recall", "f1", "support")] == pytest.approx(row)
 
 
@@ -134,11 +134,11 @@ def test_auc_and_log_loss_are_scikit_learns(seed, rows, levels):
     logits = np.where(
         rng.random(rows) < 0.5, rng.integers(0, levels, rows), rng.normal(size=rows) * 3
     ).astype(np.float32)
-    found = ctr.evaluate(truth.astype(np.float32), logits)
-    assert found["n"] == rows
-    assert found["auc"] == pytest.approx(roc_auc_score(truth, logits), abs=1e-9)
+    actual = ctr.evaluate(truth.astype(np.float32), logits)
+    assert actual["n"] == rows
+    assert actual["auc"] == pytest.approx(roc_auc_score(truth, logits), abs=1e-9)
     chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    assert found["loss"] == pytest.approx(log_loss(truth, chances), abs=1e-6)
+    assert actual["loss"] == pytest.approx(log_loss(truth, chances), abs=1e-6)
 
 
 def test_without_both_answers_there_is_no_auc():
@@ -152,14 +152,14 @@ numbers = st.floats(-1e6, 1e6, width=32)
 @given(st.lists(st.tuples(numbers, numbers | st.sampled_from([0.0, 1.0])), min_size=2))
 def test_correlations_are_scipys(pairs):
     truth, values = np.array(pairs, np.float32).T
-    found = correlations.regression(truth, values)
-    assert found["mse"] == pytest.approx(((truth - values.astype(np.float64)) ** 2).mean())
+    actual = correlations.regression(truth, values)
+    assert actual["mse"] == pytest.approx(((truth - values.astype(np.float64)) ** 2).mean())
     if np.ptp(truth) and np.ptp(values):
         wide = truth.astype(np.float64), values.astype(np.float64)
-        assert found["spearman"] == pytest.approx(stats.spearmanr(*wide).statistic, abs=1e-9)
-        assert found["pearson"] == pytest.approx(stats.pearsonr(*wide).statistic, abs=1e-7)
+        assert actual["spearman"] == pytest.approx(stats.spearmanr(*wide).statistic, abs=1e-9)
+        assert actual["pearson"] == pytest.approx(stats.pearsonr(*wide).statistic, abs=1e-7)
     else:
-        assert found["spearman"] == found["pearson"] == 0.0
+        assert actual["spearman"] == actual["pearson"] == 0.0
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 7), st.floats(0, 1))
@@ -169,19 +169,19 @@ def test_figures_of_several_labels_are_scikit_learns(seed, texts, n_labels, shar
     logits = rng.normal(size=(texts, n_labels)).astype(np.float32) * 3
     labels = [f"label {n}" for n in range(n_labels)]
     guessed = logits > 0
-    found = several.multi_label(truth, logits, guessed, labels)
+    actual = several.multi_label(truth, logits, guessed, labels)
     for average in ("macro", "micro"):
         # scikit-learn takes one column for one class, and would count the other one too
         flat = (truth[:, 0], guessed[:, 0]) if n_labels == 1 else (truth, guessed)
         kind = {"average": "binary"} if n_labels == 1 else {"average": average}
         expected = f1_score(*flat, zero_division=0, **kind)
-        assert found[f"{average}_f1"] == pytest.approx(expected, abs=1e-12)
-    assert found["subset_accuracy"] == pytest.approx((truth == guessed).all(1).mean())
+        assert actual[f"{average}_f1"] == pytest.approx(expected, abs=1e-12)
+    assert actual["subset_accuracy"] == pytest.approx((truth == guessed).all(1).mean())
     chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
     assert metrics.sigmoid(logits) == pytest.approx(chances, abs=1e-12)
     likely = np.where(truth, chances, 1 - chances)
-    assert found["loss"] == pytest.approx(-np.log(likely).mean())
-    for number, scores in enumerate(found["classes"].values()):
+    assert actual["loss"] == pytest.approx(-np.log(likely).mean())
+    for number, scores in enumerate(actual["classes"].values()):
         precision, recall, _, _ = precision_recall_fscore_support(
             truth[:, number], guessed[:, number], average="binary", zero_division=0
         )
@@ -195,8 +195,8 @@ def test_average_precision_is_scikit_learns(seed, texts, levels):
     truth[rng.integers(texts)] = True
     scores = rng.integers(0, levels + 1, texts).astype(np.float32)
     precision, recall = several.precision_recall(truth, scores)
-    found = (np.diff(recall, prepend=0.0) * precision).sum()
-    assert found == pytest.approx(average_precision_score(truth, scores))
+    actual = (np.diff(recall, prepend=0.0) * precision).sum()
+    assert actual == pytest.approx(average_precision_score(truth, scores))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 9), st.integers(1, 40))
@@ -212,16 +212,16 @@ def test_ranking_is_scikit_learns_for_each_query(seed, pairs, queries, values):
             precisions.append(average_precision_score(true, given))
             best = given[true].max()
             places.append(1 + np.count_nonzero(~true & (given >= best)))
-    found = rankings.ranked(relevant, query.astype(np.float32), scores.astype(np.float32))
-    assert found.precision.tolist() == pytest.approx(precisions)
-    assert found.place.tolist() == places
+    actual = rankings.ranked(relevant, query.astype(np.float32), scores.astype(np.float32))
+    assert actual.precision.tolist() == pytest.approx(precisions)
+    assert actual.place.tolist() == places
     if places:
-        told = rankings.ranking(found, pairs)
-        assert (told["n"], told["queries"]) == (pairs, len(places))
-        assert told["map"] == pytest.approx(np.mean(precisions))
-        assert told["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
+        answered = rankings.ranking(actual, pairs)
+        assert (answered["n"], answered["queries"]) == (pairs, len(places))
+        assert answered["map"] == pytest.approx(np.mean(precisions))
+        assert answered["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
         firsts = [1 / place if place <= 10 else 0 for place in places]
-        assert told["mrr_10"] == pytest.approx(np.mean(firsts))
+        assert answered["mrr_10"] == pytest.approx(np.mean(firsts))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 30), st.integers(1, 4), st.sampled_from([1, 64]))

@@ -95,21 +95,23 @@ def test_answers_tensors_and_words(name):
     assert task.outputs(case.labels) == outputs.shape[1]
     *tensors, last = task.answer.tensors(case.labels, outputs.shape[1])
     assert (tensors, last) == (case.tensors, ("exit_layer", "INT32", (-1,)))
-    told = task.answer.tell(case.labels, outputs)
-    for tensor, values in zip(tensors, told):
+    answered = task.answer.tell(case.labels, outputs)
+    for tensor, values in zip(tensors, answered):
         if tensor.datatype == "BYTES":
             assert all(isinstance(value, str) for value in values) and len(values) == 2
         else:
             assert values.dtype == np.float32 and values.shape == (2, *tensor.shape[1:])
-    assert np.array(told[0]).tolist() == np.array(case.told, np.array(told[0]).dtype).tolist()
+    assert (
+        np.array(answered[0]).tolist() == np.array(case.told, np.array(answered[0]).dtype).tolist()
+    )
     answers = task.answer.to_answers(case.labels, outputs, None)
     assert [one.exit_layer for one in answers] == [None, None]
     for one, wanted, words in zip(answers, case.answers, case.words):
-        found = one.as_json()
-        assert list(found) == list(wanted)
+        actual = one.as_json()
+        assert list(actual) == list(wanted)
         for field, value in wanted.items():
-            assert found[field] == (value if field[:5] == "label" else pytest.approx(value))
-        assert task.answer.in_words(found) == words
+            assert actual[field] == (value if field[:5] == "label" else pytest.approx(value))
+        assert task.answer.in_words(actual) == words
     if task.answer.doubt:  # texts may leave early
         left = task.answer.to_answers(case.labels, outputs, EARLY)
         assert [one.as_json()["exit_layer"] for one in left] == EARLY.tolist()
@@ -161,8 +163,8 @@ def test_answers_of_all_ranks_are_put_in_order():
         {"texts": np.array([2]), "logits": np.array([[3.0, 0.0]], np.float32)},
         {"texts": np.array([1, 0]), "logits": np.array([[0.0, 3.0], [3.0, 0.0]], np.float32)},
     ]
-    found = CLASSES.metrics.evaluate_parts(parts, truth, LABELS, CLASSES.room(3, LABELS))
-    assert found["accuracy"] == pytest.approx(2 / 3)
+    actual = CLASSES.metrics.evaluate_parts(parts, truth, LABELS, CLASSES.room(3, LABELS))
+    assert actual["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_the_best_step_is_told_by_what_there_is():
@@ -197,9 +199,9 @@ def test_a_labelled_pair_is_two_texts_and_one_cosine():
     assert VECTORS.labels.texts(examples) == (["a", "b", "c", "d"], None)
     assert VECTORS.labels.texts([Example("a", None, None, 1)]) == (["a"], None)
     vectors = unit(np.random.default_rng(0), 4, 8)
-    found = VECTORS.metrics.per_example(vectors)
-    assert found.shape == (2, 1)
-    np.testing.assert_allclose(found[1, 0], vectors[2] @ vectors[3], rtol=1e-6)
+    actual = VECTORS.metrics.per_example(vectors)
+    assert actual.shape == (2, 1)
+    np.testing.assert_allclose(actual[1, 0], vectors[2] @ vectors[3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-3])
@@ -210,24 +212,24 @@ def test_similarities_are_counted_by_hand(spread):
     first = middle + spread * random.normal(size=(50, 8))
     second = first + 0.1 * spread * random.normal(size=(50, 8))
     first, second = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (first, second))
-    found = similarities(first, second)
+    actual = similarities(first, second)
     pairs = {
         "own": [one @ other for one, other in zip(first, second)],
         "others": [one @ other for one, other in zip(first, [second[-1], *second[:-1]])],
     }
-    bounds = found["bounds"]
+    bounds = actual["bounds"]
     assert (len(bounds), bounds[0]) == (21, pytest.approx(min(map(min, pairs.values()))))
     for kind, cosines in pairs.items():
-        assert sum(found[kind]) == 50
-        for low, high, count in zip(bounds[1:-2], bounds[2:-1], found[kind][1:-1]):
+        assert sum(actual[kind]) == 50
+        for low, high, count in zip(bounds[1:-2], bounds[2:-1], actual[kind][1:-1]):
             assert count == sum(low <= one < high for one in cosines)
 
 
 def test_vectors_say_how_similar_they_are():
     vectors = unit(np.random.default_rng(1), 3, 8)
-    told = [answer.as_json() for answer in VECTORS.answer.to_answers([], vectors, None)]
-    lines = VECTORS.answer.together_in_words(told)
+    answered = [answer.as_json() for answer in VECTORS.answer.to_answers([], vectors, None)]
+    lines = VECTORS.answer.together_in_words(answered)
     assert lines[1] == f"similarity of 1 and 3: {vectors[0] @ vectors[2]:.4f}"
-    assert VECTORS.answer.together_in_words(told[:1]) == []
+    assert VECTORS.answer.together_in_words(answered[:1]) == []
     with pytest.raises(UserError, match="no width"):
         tasks.get("embedding").of_width(None)

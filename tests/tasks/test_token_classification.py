@@ -22,7 +22,7 @@ ALL = ["O", *(f"{p}-{k}" for k in KINDS for p in "BIESMLU")]
 def reference(tags):
     """The spans (first, end, kind) of seqeval's default mode, written anew: a span goes on while
     its kind does, until something that begins one, or behind something that ends one."""
-    found = set()
+    actual = set()
     at = 0
     while at < len(tags):
         if tags[at] == "O":
@@ -36,9 +36,9 @@ def reference(tags):
             and tags[end][2:] == tags[at][2:]
         ):
             end += 1
-        found.add((at, end, tags[at][2:]))
+        actual.add((at, end, tags[at][2:]))
         at = end
-    return found
+    return actual
 
 
 def outputs(answers, labels):
@@ -65,21 +65,21 @@ def truth(texts):
 
 
 def evaluate(true, answered, labels=ALL):
-    found = TASK.labels.targets([json.dumps([])], labels)  # kinds have the same numbers in both
-    assert tagging.scheme_of(labels).kinds == tagging.scheme_of(BIO).kinds and len(found) == 1
+    actual = TASK.labels.targets([json.dumps([])], labels)  # kinds have the same numbers in both
+    assert tagging.scheme_of(labels).kinds == tagging.scheme_of(BIO).kinds and len(actual) == 1
     return TASK.metrics.evaluate(truth(true), outputs(answered, labels), labels)
 
 
 def test_the_figures_of_seqevals_readme():
     true = [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
     answered = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
-    found = evaluate(true, answered)
-    assert (found["entity_f1"], found["entity_precision"], found["entity_recall"]) == (0.5,) * 3
-    assert found["classes"]["PER"] == {"precision": 1, "recall": 1, "f1": 1, "support": 1}
-    assert found["classes"]["MISC"] == {"precision": 0, "recall": 0, "f1": 0, "support": 1}
+    actual = evaluate(true, answered)
+    assert (actual["entity_f1"], actual["entity_precision"], actual["entity_recall"]) == (0.5,) * 3
+    assert actual["classes"]["PER"] == {"precision": 1, "recall": 1, "f1": 1, "support": 1}
+    assert actual["classes"]["MISC"] == {"precision": 0, "recall": 0, "f1": 0, "support": 1}
     # A span of its own at each of the two places.
-    assert found["labels"][-1] == "none"
-    assert [found["confusion"][one][other] for one, other in [(1, 3), (3, 1), (2, 2)]] == [1, 1, 1]
+    assert actual["labels"][-1] == "none"
+    assert [actual["confusion"][one][other] for one, other in [(1, 3), (3, 1), (2, 2)]] == [1, 1, 1]
 
 
 tables = st.lists(
@@ -100,17 +100,17 @@ def test_figures_are_seqevals(table):
     there = {(n, *span) for n, tags in enumerate(true) for span in reference(tags)}
     told = {(n, *span) for n, tags in enumerate(answered) for span in reference(tags)}
     right = there & told
-    found = evaluate(true, answered)
+    actual = evaluate(true, answered)
     precision, recall = len(right) / max(len(told), 1), len(right) / max(len(there), 1)
-    assert found["entity_precision"] == pytest.approx(precision)
-    assert found["entity_recall"] == pytest.approx(recall)
+    assert actual["entity_precision"] == pytest.approx(precision)
+    assert actual["entity_recall"] == pytest.approx(recall)
     f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-    assert found["entity_f1"] == pytest.approx(f1)
-    for kind, scores in found["classes"].items():
+    assert actual["entity_f1"] == pytest.approx(f1)
+    for kind, scores in actual["classes"].items():
         own = [{span for span in side if span[3] == kind} for side in (right, there, told)]
         assert scores["support"] == len(own[1])
         assert scores["f1"] == pytest.approx(2 * len(own[0]) / max(len(own[1]) + len(own[2]), 1))
-    confusion = np.array(found["confusion"])
+    confusion = np.array(actual["confusion"])
     assert confusion[:-1].sum() == len(there) and confusion[:, :-1].sum() == len(told)
     # Of the gate's bootstrap.
     sums = TASK.metrics.sums(truth(true), outputs(answered, ALL), ALL)
@@ -124,8 +124,8 @@ def test_what_is_asked_of_words_decodes_to_the_spans(texts):
     for spans, one in zip(truth(texts), outputs(texts, BIO)):
         tags = scheme.tags[tagging.tags_of(one.words, spans)]
         logits = np.eye(len(BIO), dtype=np.float32)[tags]
-        found = tagging.spans_of(one._replace(logits=logits), scheme)
-        np.testing.assert_array_equal(found, spans)
+        actual = tagging.spans_of(one._replace(logits=logits), scheme)
+        np.testing.assert_array_equal(actual, spans)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_which_tokens_learn_the_tag_of_their_word(pieces, places, tags):
     split = SimpleNamespace(encodings=encodings, labels=[np.array([[0, 4, 0]])])
     job = SimpleNamespace(task=SimpleNamespace(pieces=pieces))
     collector = Collector(split, job, None)
-    found = collector.targets(0)
-    assert (found[0].tolist(), found[1].tolist()) == (places, tags)
+    actual = collector.targets(0)
+    assert (actual[0].tolist(), actual[1].tolist()) == (places, tags)
     assert collector.asked(0) == len(places)
 
 
@@ -152,8 +152,8 @@ def test_an_answer_names_characters_kind_and_text():
     assert [span[:3] for span in answer.spans] == [(0, 3, "PER"), (6, 7, "LOC")]
     assert [span.text for span in answer.spans] == ["a b", "d"]
     assert answer.spans[0].score == pytest.approx(1 / (1 + (len(BIO) - 1) * np.exp(-8.0)))
-    (told,) = TASK.answer.tell(BIO, row)[0]
-    assert json.loads(told) == answer.as_json()["spans"]
+    (answered,) = TASK.answer.tell(BIO, row)[0]
+    assert json.loads(answered) == answer.as_json()["spans"]
     assert TASK.answer.in_words(answer.as_json()).startswith("a b (PER, 99.8%), d (LOC, ")
     assert TASK.answer.in_words({"spans": []}) == "no span"
     many = {"spans": [{"text": "a", "kind": "PER", "score": 1.0}] * 22}
