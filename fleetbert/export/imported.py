@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Sequence
 
@@ -18,6 +19,10 @@ from fleetbert.export.program import export_bundle
 from fleetbert.models import encoders, sources, task_heads, weights
 
 LONGEST = 512  # tokens of a text, where nobody says how many
+
+log = logging.getLogger(__name__)
+
+SETFIT_HEAD = "model_head.pkl"
 
 
 def import_model(
@@ -66,6 +71,12 @@ def import_model(
     tensors = source.tensors or {}
     has_classifier = "classifier.weight" in tensors
     if task is None and not has_classifier and sources.is_of_vectors(source):
+        if source.folder and (source.folder / SETFIT_HEAD).is_file():
+            raise UserError(
+                f"{source.name}: its classifier is {SETFIT_HEAD}, SetFit's, which is not read; "
+                f"train one from it, with model.init, or name the task {tasks.EMBEDDING.name} for "
+                "its vectors"
+            )
         task = tasks.EMBEDDING.name
     if task is not None and (names or pair):
         raise UserError(f"{'labels' if names else 'pair'}: task: {task} needs none; leave it out")
@@ -96,6 +107,11 @@ def import_model(
         path_of_fields = source.folder and source.folder / "config.json"
         fields = charset.read_json(path_of_fields, "configuration") if path_of_fields else {}
         names = _labels(source.name, task, fields, source.head_labels, count, names)
+        if count == 1 and (activation := _activation(fields)):
+            log.warning(
+                f"{source.name}: CrossEncoder.predict answers with {activation} of the number that "
+                "the bundle answers with; the order is the same, a threshold is not"
+            )
     elif any(name.startswith("cls.predictions.") for name in tensors):
         names, task = [], tasks.MASKED_WORDS.name
     else:
@@ -129,6 +145,16 @@ def import_model(
             tokenizer=source.tokenizer,
             made_from=source.name,
         )
+
+
+def _activation(fields: encoders.Fields) -> str | None:
+    """The function that a config.json of sentence-transformers' CrossEncoder puts after its one
+    logit; None where it names none that changes it."""
+    inner = fields.get("sentence_transformers")
+    chosen = inner.get("activation_fn") if isinstance(inner, dict) else None
+    path = chosen or fields.get("sbert_ce_default_activation_function") or "Identity"
+    name = str(path).rpartition(".")[2]
+    return None if name == "Identity" else name
 
 
 def _task(name: str, problem_type: str | None, logits: int, pair: bool) -> str:

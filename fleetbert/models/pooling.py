@@ -7,10 +7,14 @@ other libraries have none of it.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 from fleetbert.core import charset
 from fleetbert.core.errors import UserError
+
+log = logging.getLogger(__name__)
 
 POOLINGS = ("mean", "cls")
 DEFAULT = "mean"
@@ -25,7 +29,8 @@ PASSED_OVER = ("Transformer", "Pooling", "Normalize")  # modules
 
 def read(folder: Path) -> str | None:
     """One of POOLINGS, or what stands there instead; None in a folder that says nothing."""
-    path = folder / "1_Pooling" / "config.json"
+    places = {_kind(module): module.get("path") for module in _modules(folder)}
+    path = folder / (places.get("Pooling") or "1_Pooling") / "config.json"
     if not path.is_file():
         return None
     fields = charset.read_json(path, "configuration")
@@ -48,20 +53,55 @@ def check(chosen: str | None, of_folder: str | None, where: str, key: str) -> st
 
 def check_modules(folder: Path) -> None:
     """UserError if a folder has layers after the pooling, which would be left out."""
-    path = folder / "modules.json"
-    if not path.is_file():
-        return
-    try:
-        modules = json.loads(charset.read_text(path, "list of modules"))
-        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path}: is no list of modules ({error!r})") from None
-    more = [kind for kind in kinds if kind not in PASSED_OVER]
+    more = [kind for kind in map(_kind, _modules(folder)) if kind not in PASSED_OVER]
     if more:
         raise UserError(
             f"{folder}: has a module {more[0]} after its encoder, which no vector here goes "
             "through; choose a model without it"
         )
+
+
+def warn_of_texts(folder: Path, lowercase: bool) -> None:
+    """Warn of what sentence-transformers does to texts before its tokenizer, and nothing here does.
+    lowercase: the tokenizer does it."""
+    path = folder / "sentence_bert_config.json"
+    if _fields(path).get("do_lower_case") and not lowercase:
+        log.warning(
+            f"{path}: says do_lower_case: true, and the tokenizer keeps capital letters; give "
+            "texts in lower case to have the vectors of sentence-transformers"
+        )
+    path = folder / "config_sentence_transformers.json"
+    fields = _fields(path)
+    prompts = fields.get("prompts")
+    name = fields.get("default_prompt_name")
+    prompt = prompts.get(name) if isinstance(prompts, dict) and name else None
+    if prompt:
+        log.warning(
+            f"{path}: puts {prompt!r} before each text (default_prompt_name: {name}); give texts "
+            "that begin so to have the vectors of sentence-transformers"
+        )
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    return charset.read_json(path, "configuration") if path.is_file() else {}
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    """The modules of a folder's modules.json; [] without one."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    try:
+        modules: list[dict[str, Any]] = json.loads(charset.read_text(path, "list of modules"))
+        for module in modules:
+            _kind(module)
+        return modules
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: is no list of modules ({error!r})") from None
+
+
+def _kind(module: dict[str, Any]) -> str:
+    return str(module["type"]).rpartition(".")[2]
 
 
 def write(folder: Path, pooling: str, width: int) -> None:

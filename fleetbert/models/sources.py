@@ -43,6 +43,7 @@ class Source(NamedTuple):
         of_folder = None if self.folder is None else pooling.read(self.folder)
         if self.folder is not None:
             pooling.check_modules(self.folder)
+            pooling.warn_of_texts(self.folder, bool(self.tokenizer.settings.get("lowercase")))
         shape: Shape = {**self.shape, "pooling": pooling.check(chosen, of_folder, self.name, key)}
         return self._replace(shape=shape)
 

@@ -63,6 +63,11 @@ def without_config(folder: Path) -> str:
             f"{folder} is a bundle, which is only served; name the folder `model` of the run that "
             "wrote it"
         )
+    if (folder / "adapter_config.json").is_file():
+        return (
+            f"{folder} is an adapter of PEFT without its model; merge both (merge_and_unload) and "
+            "save that"
+        )
     inner = sorted(path.parent for path in folder.glob("*/config.json"))
     if inner:
         return f"{folder} has no config.json, but {inner[0]} has one; name that folder"

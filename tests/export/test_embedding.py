@@ -161,6 +161,26 @@ class TestFolders:
         assert source.with_pooling(None, "pooling").shape["pooling"] == pooling
         assert source.with_pooling("cls", "pooling").shape["pooling"] == "cls"
 
+    def test_its_pooling_may_lie_elsewhere(self, folder):
+        path = folder({"pooling_mode_cls_token": True})
+        (path / "1_Pooling").rename(path / "pooling")
+        modules = [{"path": "", "type": "a.Transformer"}, {"path": "pooling", "type": "b.Pooling"}]
+        (path / "modules.json").write_text(json.dumps(modules))
+        source = sources.open_source(fleetbert.config.Model(init=str(path)))
+        assert source.with_pooling(None, "pooling").shape["pooling"] == "cls"
+
+    def test_what_it_does_to_texts_is_told(self, folder, caplog):
+        path = folder({"pooling_mode_mean_tokens": True}, "Transformer", "Pooling")
+        source = sources.open_source(fleetbert.config.Model(init=str(path), lowercase=False))
+        source.with_pooling(None, "pooling")
+        assert not caplog.records
+        (path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+        prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+        (path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+        source.with_pooling(None, "pooling")
+        assert "says do_lower_case: true, and the tokenizer keeps capital letters" in caplog.text
+        assert "puts 'query: ' before each text (default_prompt_name: query)" in caplog.text
+
     def test_what_does_not_fit_is_refused(self, folder, tmp_path, made):
         def refused(path, match, **keys):
             with pytest.raises(fleetbert.UserError, match=match):
@@ -171,6 +191,9 @@ class TestFolders:
         refused(path, "pooled by max; name pooling mean or cls", task="embedding")
         path = folder({"pooling_mode_mean_tokens": True}, "Transformer", "Pooling", "Dense")
         refused(path, "has a module Dense after its encoder", task="embedding")
+        path = folder({"pooling_mode_mean_tokens": True}, "Transformer", "Pooling")
+        (path / "model_head.pkl").write_bytes(b"")
+        refused(path, "its classifier is model_head.pkl, SetFit's, which is not read")
         refused(made[0], "leave it out", task="embedding", labels=["a", "b"])
         refused(made[0], "name task: embedding too", pooling="cls")
         refused(made[0], "follows from the model's head", task="regression")

@@ -235,6 +235,19 @@ def test_the_task_of_a_head_is_what_its_config_says(fields, logits, pair, task, 
 
 
 @pytest.mark.parametrize(
+    ("fields", "warned"),
+    [
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, True),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, False),
+    ],
+)
+def test_the_activation_of_a_cross_encoder_is_told(fields, warned, tmp_path, caplog):
+    model = write_head(tmp_path / "m", 1, fields)
+    imported.import_model(model, tmp_path / "bundle", None, True, max_length=16)
+    assert ("CrossEncoder.predict answers with Sigmoid of the number" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
     ("fields", "pair", "said"),
     [
         (NUMBER, False, "its head gives 3 numbers for each text"),

@@ -104,6 +104,11 @@ class TestLoad:
         with pytest.raises(UserError, match="word_embeddings"):
             loaded(folder)
 
+    def test_an_adapter_without_its_model(self, folder):
+        (folder / "config.json").rename(folder / "adapter_config.json")
+        with pytest.raises(UserError, match="is an adapter of PEFT without its model; merge both"):
+            loaded(folder)
+
     def test_heads_that_are_not_there_or_do_not_fit_start_fresh(self, folder):
         network, report = loaded(folder, labels=2)
         assert report.fresh == report.unused == HEAD
