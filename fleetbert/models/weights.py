@@ -87,7 +87,8 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
             )
         )
     words, decoder = (source.tensors.get(name) for name in (encoders.WORDS, DECODER))
-    if DECODER in state and decoder is not None and not np.array_equal(words, decoder):
+    tied = words is None or decoder is None or np.array_equal(words, decoder)
+    if DECODER in state and not tied:
         raise UserError(
             f"model.init {source.name}: its masked-word head has weights of its own beside the "
             "embeddings (tie_word_embeddings: false), which is not supported; take a model that "

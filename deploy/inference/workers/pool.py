@@ -126,6 +126,7 @@ class Worker(asyncio.Protocol):
             raise Lost(self.cause, f"worker {self.process.pid} has ended")
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
+        alarm: asyncio.Handle
 
         def wait(seconds: float) -> None:
             nonlocal alarm
