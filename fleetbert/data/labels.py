@@ -54,6 +54,15 @@ def describe(labels: Sequence[str], counts: np.ndarray) -> str:
     return f"{len(labels)} labels: {', '.join([*frequent, f'rarest {each[-1]}'])}"
 
 
+def explained(values: np.ndarray, labels: np.ndarray) -> float:
+    """Return the share of the variance of `values` (texts) that their labels explain (Pearson's
+    correlation ratio, squared): 0 to 1. labels: int (texts)."""
+    counts = np.bincount(labels)
+    means = np.bincount(labels, values) / np.maximum(counts, 1)
+    variance = values.var()
+    return 1 - float(np.mean((values - means[labels]) ** 2) / variance) if variance else 0.0
+
+
 def warnings(labels: Sequence[str], counts: np.ndarray) -> list[str]:
     """What looks like a mistake; arguments as in `describe`."""
     lines = []

@@ -17,6 +17,7 @@ from fleetbert import tasks
 from fleetbert.bundle.manifest import is_integer
 from fleetbert.core.errors import UserError
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
+from fleetbert.data.labels import explained
 from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.models import sources, task_heads, weights
@@ -31,6 +32,8 @@ from fleetbert.training.trainable import Described, Trainable
 
 # `data.cache: auto` caches tables of more bytes; 32 MiB are about 300,000 sentences.
 LARGE = 32 << 20
+# The share of the variance of lengths that labels may explain without a word.
+LARGEST_EXPLAINED = 0.3
 
 # Of the texts' targets, as `Labels.targets` gives them, and the network's outputs, float32 [texts,
 # outputs].
@@ -207,6 +210,16 @@ class TextTask(Trainable):
     def warnings(self) -> list[str]:
         doubts = self.task.labels.doubts(self.train.labels, self.labels)
         warnings = [f"{self.train.name}: {warning}" for warning in doubts]
+        by_length = self.job.data.batching == "bucket"
+        if by_length and self.labels and self.task.shape.label == "name":
+            lengths = np.asarray(self.train.encodings.lengths)
+            share = explained(lengths, np.asarray(self.train.labels))
+            if share > LARGEST_EXPLAINED:
+                warnings.append(
+                    f"{self.train.name}: the labels explain {share:.0%} of the variance of the "
+                    "texts' lengths, so that batches of similar length hold mostly one label; "
+                    "data.batching=pad mixes them"
+                )
         is_number = self.task.shape.labelled and not self.labels
         if self.dev is not None and is_number and (same := self.task.labels.alike(self.dev.labels)):
             warnings.append(f"{self.dev.name}: {same}; nothing is measured by it")

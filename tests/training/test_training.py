@@ -287,6 +287,28 @@ def test_every_run_tells_its_labels_and_what_is_odd_of_them(trainer, tmp_path, c
         assert sum(said in message for message in warned) == 1, (said, warned)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "batching", "warns"),
+    [((4, 8), "bucket", True), ((4, 8), "pad", False), ((6, 6), "bucket", False)],
+)
+def test_labels_that_go_with_the_length_are_told(
+    trainer, tmp_path, caplog, lengths, batching, warns
+):
+    """Batches of similar length would hold one label. The variance of the lengths is 2/3 within a
+    label, and 4 between two that differ by four."""
+    rng = np.random.default_rng(0)
+    rows = ["label\ttext_a"]
+    for number in range(60):
+        label = number % 2
+        words = rng.integers(0, 150, lengths[label] + number // 2 % 3 - 1)
+        rows.append("\t".join([("bad", "good")[label], " ".join(f"word{n}" for n in words)]))
+    (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
+    changes = {"data.train": str(tmp_path / "train.tsv"), "data.batching": batching}
+    trainer(tmp_path / "run", {**changes, "data.dev": None, "trainer.max_steps": 1})
+    assert ("of the texts' lengths, so that batches" in caplog.text) == warns
+    assert warns == ("train.tsv: the labels explain 86%" in caplog.text)
+
+
 class TestTimeline:
     @pytest.fixture(scope="class")
     def recorded(self, trainer, tmp_path_factory):
