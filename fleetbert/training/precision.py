@@ -26,7 +26,8 @@ def choose(settings: schema.Precision, device: str, float32: str | None = None) 
     Raises UserError for O1 and O2 where nothing would compute so, and for custom lists that would
     not be noticed.
     """
-    if settings.tf32 is not None and not training.set_tf32(settings.tf32):
+    tf32 = settings.tf32
+    if tf32 is not None and (device == "cpu" or not training.set_tf32(tf32)):
         raise UserError(f"precision.tf32: the device {device} has no TF32; leave it out")
     settings = fixed(settings)
     if settings.dtype == "auto":
