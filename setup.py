@@ -106,6 +106,7 @@ PADDLENLP = [
     "huggingface_hub<0.25",
     "aistudio-sdk<0.3",
     "setuptools<70",
+    "pip",  # environments of uv have none
 ]
 
 DATA = [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "proto", "yaml")]

@@ -92,7 +92,15 @@ def load() -> tuple[list[Example], list[Example]]:
     The labels are the keys of PACKAGES. Raises UserError where a package is not installed. Takes
     some 15 s the first time and well under a second from the cache.
     """
-    roots = {label: locate(label) for label in PACKAGES}
+    located = {label: locate(label) for label in PACKAGES}
+    roots = {label: root for label, root in located.items() if root is not None}
+    missing = [label for label in located if label not in roots]
+    if missing:
+        raise UserError(
+            f"data.builtin: api_docs is the documentation of installed packages, of which "
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not there: "
+            f"pip install {' '.join(missing)}, or give a table of your own as data.train"
+        )
     versions = [sys.version, Path(__file__).read_text(encoding="utf-8"), str(WANTED)]
     for label, root in roots.items():
         versions += [label, str(root)]
@@ -134,16 +142,13 @@ def documents(label: str, root: Path) -> Iterator[Document]:
                 yield Document(file, label, text, dev)
 
 
-def locate(label: str) -> Path:
-    """The folder of a package's source, found without importing it."""
+def locate(label: str) -> Path | None:
+    """The folder of a package's source, found without importing it; None where there is none."""
     if not PACKAGES[label]:
         return Path(sysconfig.get_path("stdlib"))
     spec = importlib.util.find_spec(PACKAGES[label])
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(
-            f"data.builtin api_docs: the package {label} is not installed; "
-            f"run pip install {label}, or give a table of your own in data.train"
-        )
+        return None
     return Path(next(iter(spec.submodule_search_locations)))
 
 

@@ -137,9 +137,9 @@ def test_files_that_are_no_python_and_tests_are_left_out(package):
     assert api_docs.load() == ([], [])
 
 
-def test_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(api_docs, "PACKAGES", {"tiny": "package_that_is_not_there"})
-    with pytest.raises(UserError, match="the package tiny is not installed"):
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setattr(api_docs, "PACKAGES", {"tiny": "not_there", "small": "not_there"})
+    with pytest.raises(UserError, match="tiny and small are not there: pip install tiny small"):
         api_docs.load()
 
 
