@@ -115,8 +115,6 @@ def test_what_the_bundle_says(bundle):
     assert report["spearman"] == pytest.approx(1, abs=1e-3)
     measured = bundles.read(path).variant("int8-static").accuracy[0]
     assert (measured.metric, measured.n, measured.drop.test) == ("spearman", 36, "bootstrap")
-    with pytest.raises(fleetbert.UserError, match="labels"):
-        fleetbert.quantize(path, method="prune", train=rows, dev=rows, gate=rows)
     assert answer.load(path).task.outputs([]) == 64
 
 

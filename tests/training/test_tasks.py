@@ -339,14 +339,8 @@ def test_its_model_is_imported_again(runs, name, tmp_path):
     assert apart(result, rows, again) < 1e-4
 
 
-def test_methods_of_labels_are_refused(runs):
+def test_exits_of_numbers_take_no_weight_of_labels(runs):
     data, result = runs("regression")
-    refused = "answers the task regression, and .*; the methods static, dynamic, qat"
-    with pytest.raises(UserError, match=f"method: prune: .* {refused}"):
-        fleetbert.quantize(result.bundle, method="prune", gate=data.dev, train=data.train)
-    for source in (result.output_dir / "model", result.bundle):
-        with pytest.raises(UserError, match="only classifiers of texts and pairs can be distilled"):
-            fleetbert.distill(source, data.train, layers=1, **{"task.name": "regression"})
     with pytest.raises(UserError, match=r"distill\.labels_weight: .* set it to 0"):
         fleetbert.early_exit(result.bundle, data.train, gate=data.dev,
                              **{"distill.labels_weight": 0.5})  # fmt: skip
