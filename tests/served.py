@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -144,4 +145,33 @@ def read_all(client: socket.socket) -> bytes:
     with contextlib.suppress(ConnectionError):
         while part := client.recv(65536):
             got += part
+    return got
+
+
+def exchange(client: socket.socket, context: ssl.SSLContext, sent: bytes, ends: str = "") -> bytes:
+    """What is answered over TLS to what goes out with the handshake's last word, until the server
+    ends the connection. ends: "tls" or "tcp", whose sending side the client ends at once."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    while True:
+        try:
+            tls.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            client.sendall(outgoing.read())
+            part = client.recv(65536)
+            assert part
+            incoming.write(part)
+    tls.write(sent)
+    if ends == "tls":
+        with contextlib.suppress(ssl.SSLWantReadError):
+            tls.unwrap()
+    client.sendall(outgoing.read())
+    if ends == "tcp":
+        client.shutdown(socket.SHUT_WR)
+    incoming.write(read_all(client))
+    got = b""
+    with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+        while piece := tls.read(65536):
+            got += piece
     return got

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 import time
 
@@ -11,7 +10,7 @@ import grpc
 import pytest
 from grpc_stub import make_stub, request_of
 from oip_cases import TEXT, body_of
-from served import DEADLINE, ask, connect, read_all, serving
+from served import DEADLINE, ask, connect, exchange, read_all, serving
 
 
 def pinging(served, milliseconds):
@@ -97,9 +96,9 @@ POST = b"POST /v2/models/sst/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n
 @pytest.mark.parametrize(
     ("sent", "ends", "answer", "times"),
     [
-        (GET, "nothing", b'{"live":true}', 10),
-        (POST + BODY, "TLS", b'"positive"', 1),
-        (POST + BODY, "TCP", b'"positive"', 1),
+        (GET, "", b'{"live":true}', 10),
+        (POST + BODY, "tls", b'"positive"', 1),
+        (POST + BODY, "tcp", b'"positive"', 1),
     ],
 )
 def test_what_comes_with_the_end_of_the_handshake_is_read(
@@ -108,31 +107,6 @@ def test_what_comes_with_the_end_of_the_handshake_is_read(
     """A client may send its request and end its side within a packet of its last word."""
     context = ssl.create_default_context(cafile=str(certificate[0]))
     for _ in range(times):
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
         with connect(secure.http) as client:
-            while True:
-                try:
-                    tls.do_handshake()
-                    break
-                except ssl.SSLWantReadError:
-                    client.sendall(outgoing.read())
-                    part = client.recv(65536)
-                    assert part
-                    incoming.write(part)
-            tls.write(sent)
-            if ends == "TLS":
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    tls.unwrap()
-            client.sendall(outgoing.read())  # Finished and the request together
-            if ends == "TCP":
-                client.shutdown(socket.SHUT_WR)
-            got = b""
-            while answer not in got:
-                part = client.recv(65536)
-                assert part, got
-                incoming.write(part)
-                with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-                    while piece := tls.read(65536):
-                        got += piece
+            assert answer in exchange(client, context, sent, ends)
     assert "Traceback" not in secure.log and "error" not in secure.log
