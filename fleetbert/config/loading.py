@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import sys
 from pathlib import Path
 from typing import (
     Dict,
@@ -121,6 +122,12 @@ def _read(path: str, overrides: Sequence[str], *schemas: type[Section]) -> Docum
     kinds = {name: field.annotation for schema in schemas for name, field in fields(schema)}
     document = _read_yaml(path)
     for word in overrides:
+        # Bytes that the locale has no letters for stand as half characters.
+        if sys.getfilesystemencoding() != "utf-8" and re.search("[\udc80-\udcff]", word):
+            raise UserError(
+                f"{COMMAND_LINE}: {word!r} has letters that this locale lacks; set LC_ALL=C.UTF-8 "
+                "and start the same command again"
+            )
         name, sign, text = word.partition("=")
         if not sign:
             raise UserError(f"{COMMAND_LINE}: {word!r} is not of the form key=value")

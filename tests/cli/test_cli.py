@@ -237,6 +237,18 @@ def test_a_bundle_below_a_name_that_the_locale_has_no_letters_for_is_opened(tiny
         timeout=300,
     )
     assert done.stdout.decode().splitlines() == [f"{name} 1" for name in names], done.stderr
+    code = (
+        "from fleetbert.cli.main import main; from fleetbert.core import errors\nerrors.run(main)"
+    )
+    for command in ("quantize", "serve"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, command, b"bundle=" + os.fsencode(path)],
+            capture_output=True,
+            env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"},
+            timeout=300,
+        )
+        assert done.returncode == 2
+        assert b"has letters that this locale lacks; set LC_ALL=C.UTF-8" in done.stderr, done.stderr
 
 
 def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table):
