@@ -8,7 +8,6 @@ Arrays hold what the task's collector gives (`fleetbert.tasks.collect`): `weight
 from __future__ import annotations
 
 import importlib
-from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from fleetbert.tasks.evaluator import Part
 from fleetbert.tasks.task import Task
 
 
-class Loss(ABC):
+class Loss:
     """The network is the one of the task's head. `has_classes`: it gives logits of the labels, of
     which a text has one; `has_several_labels`: there is `with_positive_weights`. `pooled`: the loss
     needs the pooler. `passes`: 2 where `again` comes after the gradients of `loss`."""
@@ -45,9 +44,9 @@ class Loss(ABC):
         """A float32 scalar: the sum over the examples, each with its `weight`."""
         return self.of_outputs(model(**arrays["inputs"]).astype("float32"), arrays)
 
-    @abstractmethod
     def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
-        """`loss` of a network's float32 outputs."""
+        """`loss` of a network's float32 outputs. A task that only trains may have `loss` alone."""
+        raise NotImplementedError
 
     def of_teacher(
         self, outputs: paddle.Tensor, known: paddle.Tensor, arrays: Arrays, temperature: float
