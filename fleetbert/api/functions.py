@@ -144,8 +144,8 @@ def import_model(
     bundle: the folder to write; an existing folder is replaced. Default: output/import-1/bundle.
     labels: the labels in the order of the logits. Default: from config.json.
     pair: whether the model takes pairs of texts.
-    max_length: tokens per text; longer texts are truncated. Default: the positions that the model
-        has, at most 512.
+    max_length: tokens per text; longer texts are truncated. Default: max_seq_length of
+        sentence_bert_config.json, else 512, and at most the positions that the model has.
     vocab, lowercase: the vocabulary file and its case. Default: from the source.
     task: embedding gives a vector of length 1 for each text, with any encoder. ranking gives a
         score for a query and a document, and needs a head with one output. Default: the head's

@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-length",
         type=int,
         metavar="N",
-        help="longest text in tokens (default: the model's positions, at most 512)",
+        help="longest text in tokens (default: max_seq_length of sentence_bert_config.json, else "
+        "512; at most the model's positions)",
     )
 
 

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 PROCESS = "fleetbert.compress.auto_compression_process"
 Settings = Dict[str, Any]
 
-# The sections of AutoCompression's files (PaddleSlim 2.6.0, auto_compression/strategy_config.py).
+# The sections of AutoCompression's files (PaddleSlim's auto_compression/strategy_config.py).
 # Global has what its command line reads: the model, which here is the bundle's.
 QUANTIZING = ("QuantAware", "QuantPost")
 TRAINING = ("Distillation", "MultiTeacherDistillation")
@@ -169,7 +169,7 @@ def _check_pruned(settings: Settings, before: Parameters, after: Parameters) -> 
     """UserError where a strategy removed nothing, which PaddleSlim does not say."""
     if "UnstructurePrune" in settings and all(map(np.all, after.values())):
         raise UserError(
-            "paddleslim: UnstructurePrune left no weight at 0, as PaddleSlim 2.6.0 applies its "
+            "paddleslim: UnstructurePrune left no weight at 0, as PaddleSlim applies its "
             "masks only where it evaluates; lower TrainConfig's eval_iter below the number of "
             "steps, or raise calibration.texts"
         )

@@ -17,6 +17,7 @@ from fleetbert.data import tokenizers
 from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
 from fleetbert.models import encoders, sources, task_heads, weights
+from fleetbert.models import pooling as pooling_of
 
 LONGEST = 512  # tokens of a text, where nobody says how many
 
@@ -37,7 +38,8 @@ def import_model(
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32. A
     folder with an exported program is the part of `from_paddle`.
 
-    max_length: None: the positions that the model has, at most LONGEST.
+    max_length: None: what the folder of sentence-transformers says, else LONGEST, and no more than
+    the positions that the model has.
     labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
     logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
     with these. An encoder of a sentence-transformers folder, and any where the task is embedding,
@@ -120,7 +122,9 @@ def import_model(
             f"init, or name the task {tasks.EMBEDDING.name} for its vectors"
         )
     positions = int(source.shape.get("max_position_embeddings", LONGEST))
-    max_length = min(positions, LONGEST) if max_length is None else max_length
+    if max_length is None:
+        wanted = pooling_of.longest(source.folder) if source.folder is not None else None
+        max_length = min(positions, wanted or LONGEST)
     if max_length > positions:
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
     tokenizer = tokenizers.open(source.tokenizer)

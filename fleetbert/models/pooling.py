@@ -82,6 +82,12 @@ def warn_of_texts(folder: Path, lowercase: bool) -> None:
         )
 
 
+def longest(folder: Path) -> int | None:
+    """The tokens that sentence-transformers takes of a text; None where the folder does not say."""
+    tokens = _fields(folder / "sentence_bert_config.json").get("max_seq_length")
+    return tokens if isinstance(tokens, int) else None
+
+
 def _fields(path: Path) -> dict[str, Any]:
     return charset.read_json(path, "configuration") if path.is_file() else {}
 

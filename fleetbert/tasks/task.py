@@ -89,8 +89,8 @@ class Task:
         the user, needs for the reason `because`."""
         if self.shape.answers and not self.shape.picks_label:
             raise UserError(
-                f"{where} answers the task {self.name}, and {because}; the methods static, "
-                "dynamic, qat and onnx, and export to onnx take every task (docs/tasks.md)"
+                f"{where} answers the task {self.name}, and {because}; docs/tasks.md "
+                "lists what takes every task"
             )
 
     def check_answers(self, where: str) -> None:

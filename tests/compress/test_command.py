@@ -185,7 +185,7 @@ def test_the_command_exits_with_3_at_the_gate_and_adds_what_passes_it(bundle, ti
 MISSING = "missing.tsv"
 BAD = [
     ("static", {"calibration.data": MISSING}, MISSING),
-    ("static", {"calibration.data": "wrong.tsv"}, "no column 'text_a'"),
+    ("static", {"calibration.data": "wrong.tsv"}, r"wrong\.tsv.*text_column=comment"),
     ("static", {"calibration.data": "empty.txt"}, "empty.txt"),
     ("static", {"skip": ["*"]}, "no layer is left"),
     ("dynamic", {"gate.data": "labels.tsv"}, "does not know the label"),
@@ -207,7 +207,7 @@ def test_bad_input_leaves_the_bundle_as_it_was(
     bundle, tiny_data, tmp_path, monkeypatch, method, changes, message
 ):
     monkeypatch.chdir(tmp_path)
-    Path("wrong.tsv").write_text("label\ttext\ngood\tword1\n")
+    Path("wrong.tsv").write_text("label\tcomment\ngood\tword1\n")
     Path("empty.txt").write_text("")
     Path("labels.tsv").write_text("label\ttext_a\nother\tword1\ngood\tword2\n")
     Path("one.tsv").write_text("label\ttext_a\nbad\tword1\ngood\tword2\n")

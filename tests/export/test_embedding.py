@@ -179,6 +179,16 @@ class TestFolders:
         assert "says do_lower_case: true, and the tokenizer keeps capital letters" in caplog.text
         assert "puts 'query: ' before each text (default_prompt_name: query)" in caplog.text
 
+    @pytest.mark.parametrize(("tokens", "taken"), [(None, 128), (20, 20), (4096, 128)])
+    def test_texts_are_as_long_as_it_says(self, folder, tmp_path, tokens, taken):
+        """128: the positions that the model has."""
+        path = folder({"pooling_mode_mean_tokens": True}, "Transformer", "Pooling")
+        if tokens:
+            fields = json.dumps({"max_seq_length": tokens})
+            (path / "sentence_bert_config.json").write_text(fields)
+        made = fleetbert.import_model(path, tmp_path / "bundle")
+        assert bundles.read(made).max_length == taken
+
     def test_what_does_not_fit_is_refused(self, folder, tmp_path, made):
         def refused(path, match, **keys):
             with pytest.raises(fleetbert.UserError, match=match):

@@ -60,7 +60,7 @@ class TestChoice:
     def test_lists_are_of_paddles_amp(self, has):
         has(True)
         settings = config.Precision(level="O1", dtype="bfloat16", custom_black_list=["gelu"])
-        said = "custom_black_list: gelu is of Paddle's AMP.* leave the list out"
+        said = "custom_black_list: gelu is for Paddle's AMP.* leave the list out"
         with pytest.raises(UserError, match=said):
             precision.choose(settings, "cpu")
 

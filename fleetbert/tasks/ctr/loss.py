@@ -14,7 +14,7 @@ from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.ctr import criteo
 
 
-class WideDeep(nn.Layer):  # type: ignore[misc]  # Paddle 2.6.2 has no types
+class WideDeep(nn.Layer):  # type: ignore[misc]  # Paddle has no types
     """The logit of a click, from numbers and from the rows of a table that lies elsewhere.
 
     A row of the table: the category's weight in the linear model, then its embedding.

@@ -1,6 +1,6 @@
 """`strategy.fleet`: keys of Fleet's DistributedStrategy, under its own names.
 
-fleetbert trains in dynamic graphs, in which Fleet (2.6.2 and 3.3.1) executes few of its keys and
+fleetbert trains in dynamic graphs, in which Fleet executes few of its keys and
 ignores the others without a word. Those that it executes are passed on; the others are refused with
 the key that does the same here. docs/distribute.md has the table.
 """
