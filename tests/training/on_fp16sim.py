@@ -498,8 +498,8 @@ class TestLoop:
         for name, more in (("O1", {}), ("none", {"precision.custom_black_list": ["matmul_v2"]})):
             run = train(name, {"precision.level": "O1", **more})
             counts[name] = run.summary["half_operators"]
-        assert counts["none"]["half"] + products <= counts["O1"]["half"] < products + 10
-        assert 100 < counts["O1"]["all"] < 1000
+        assert counts["none"]["half"] + products <= counts["O1"]["half"]
+        assert 2 * counts["O1"]["half"] < counts["O1"]["all"] < 1000
         half, every = counts["O1"]["half"], counts["O1"]["all"]
         assert f"{half} of a step's {every} operators ran in float16, O1" in caplog.text
 
