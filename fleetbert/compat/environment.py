@@ -187,9 +187,9 @@ def prepare() -> None:
     for name, value in values.items():
         if name not in os.environ or set_by_launcher(name):
             os.environ[name] = value
-    # scikit-learn's import (1.3 to 1.7) sets it to FALSE. Then libiomp5 waits for ever, in a forked
-    # process, for threads that the process before had.
-    os.environ["KMP_INIT_AT_FORK"] = "TRUE"
+    # scikit-learn's and joblib's imports set it to FALSE. Then libiomp5 waits for ever, in a forked
+    # process, for threads that the process before had. With TRUE it does in a fork of a fork.
+    os.environ.pop("KMP_INIT_AT_FORK", None)
 
 
 _is_prepared = False
