@@ -24,6 +24,8 @@ from typing import (
     overload,
 )
 
+from pydantic import ValidationError
+
 from fleetbert import config
 from fleetbert.api import notebook
 from fleetbert.compat import environment
@@ -85,13 +87,21 @@ class Answers(List[A]):
         in_words: Callable[[Mapping[str, object]], str],
     ):
         super().__init__(answers)
-        self._texts, self._in_words = texts, in_words
+        # By identity, since a user may sort the list; answers are kept so that ids stay theirs.
+        self._texts = {id(answer): (answer, *row) for answer, *row in zip(answers, *texts)}
+        self._in_words, self._no_texts = in_words, (None, *("" for _ in texts))
 
     def __reduce__(self) -> tuple[object, ...]:
         return list, (list(self),)
 
     def _repr_html_(self) -> str:
-        shown = zip(*self._texts, (self._in_words(answer.as_json()) for answer in self[:SHOWN]))
+        shown = (
+            (
+                *self._texts.get(id(answer), self._no_texts)[1:],
+                self._in_words(answer.as_json()),
+            )
+            for answer in self[:SHOWN]
+        )
         more = f"<p>and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
         return notebook.table(shown) + more
 
@@ -306,14 +316,21 @@ class Model(Generic[A]):
         from fleetbert.engines import evaluate  # loads Paddle
 
         with tempfile.TemporaryDirectory() as folder:
-            columns = Columns(
-                text_column=text_column,
-                text_pair_column=text_pair_column,
-                label_column=label_column,
-                quoting=quoting,
-            )
+            try:
+                columns = Columns(
+                    text_column=text_column,
+                    text_pair_column=text_pair_column,
+                    label_column=label_column,
+                    quoting=quoting,
+                )
+            except ValidationError as error:
+                wrong = error.errors()[0]
+                raise UserError(
+                    f"{wrong['loc'][0]} is {wrong['input']!r}; {wrong['msg'].lower()}"
+                ) from None
             table = in_memory.of_splits({"data": data})["data"]
-            assert table is not None
+            if table is None:
+                raise UserError("data: is None; give a path, a list of rows or a DataFrame")
             path = in_memory.as_file("data", table, Path(folder), columns=columns)
             task = self._opened.task
             form = task.labels.table_format(path, columns, labelled=True)

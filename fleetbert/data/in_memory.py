@@ -125,7 +125,9 @@ def texts(name: str, given: Iterable[str]) -> list[str]:
     are, `read.check_texts` looks at."""
     if isinstance(given, (str, bytes)):
         raise UserError(f"{name}: is one text; give a list of texts")
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+    # A DataFrame iterates over the names of its columns.
+    is_table = isinstance(given, Mapping) or hasattr(given, "columns")
+    if is_table or not isinstance(given, Iterable):
         raise UserError(f"{name}: is a {type(given).__name__}; give a list of texts")
     return list(given)
 

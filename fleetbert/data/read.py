@@ -149,7 +149,7 @@ def parse_lines(
 ) -> Table:
     """The examples of some whole records of `path`, maybe none; errors as in `read_as`."""
     if on_bad_line not in ("stop", "skip"):
-        raise ValueError(f"on_bad_line is {on_bad_line!r}, not 'stop' or 'skip'")
+        raise UserError(f"on_bad_line is {on_bad_line!r}; choose stop or skip")
     examples: list[Example] = []
     skipped: list[tuple[int, str]] = []
     for number, line in form.records(numbered):

@@ -115,6 +115,10 @@ def test_rows_that_cannot_be_measured_are_named_and_no_file_that_is_gone(run, tm
         ({"texts": ["a\0b"]}, r"texts\[0\] holds a NUL"),
         ({"texts": {"word1": 1}}, "texts: is a dict; give a list"),
         ({"texts": 3}, "texts: is a int; give a list"),
+        (
+            {"texts": type("DataFrame", (list,), {"columns": ["text"]})()},
+            "texts: is a DataFrame; give a list",
+        ),
         ({"texts": ["word1"], "pairs": "a"}, "pairs: is one text"),
     ],
 )

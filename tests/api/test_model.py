@@ -82,6 +82,24 @@ def test_answers_are_a_list_that_a_notebook_shows(model):
     assert f"{answers[0].label} ({max(answers[0].scores.values()):.1%})" in page
     assert page.count("<tr>") == 20
     assert "and 11 more" in page
+    answers.reverse()
+    page = answers._repr_html_()
+    assert page.startswith(f"<table><tr><td>{TEXTS[-1]}</td>")
+    assert "good" not in page  # it went beyond the answers that are shown
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"data": None}, "data: is None; give"),
+        ({"quoting": "all"}, "quoting is 'all'; input should be 'auto', 'none' or 'minimal'"),
+        ({"text_column": 0}, "text_column is 0; input should be a valid string"),
+        ({"on_bad_line": "warn"}, "on_bad_line is 'warn'; choose stop or skip"),
+    ],
+)
+def test_evaluate_names_a_wrong_argument(model, changed, sentence):
+    with pytest.raises(fleetbert.UserError, match=sentence):
+        model.evaluate(**{"data": [("word1", LABELS[0])], **changed})
 
 
 @pytest.mark.parametrize(
