@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> None:
     work = open_work(job)
     batches = [{name: batch[name] for name in INPUTS} for batch in work.calibration_batches]
     order = np.random.default_rng(job.calibration.seed).permutation(len(batches))
-    chooses = set(settings) != {"QuantPost"} and set(settings) != {"QuantPost", "Global"}
-    sample = work.selection if chooses else None
+    calibrates_only = set(settings) <= {"QuantPost", "Global"}
+    sample = None if calibrates_only else work.selection
     from paddleslim.auto_compression import AutoCompression  # prints as it is imported
 
     paddle.set_device("cpu")
