@@ -12,21 +12,23 @@ import ipaddress
 import json
 import struct
 from array import array
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, List, Mapping, NamedTuple, Sequence, Union
 from urllib.parse import quote, urlsplit
 
 import requests
 
 TRIES = 3  # of a question whose version is replaced meanwhile
+Labels = List[Union[str, int]]
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
 class Answer(NamedTuple):
     """An answer of classification: the most likely label, the probability of each label, the logits
-    in the order of the labels, and the layer after which the text left the model."""
+    in the order of the labels, and the layer after which the text left the model. Labels are
+    integers if those of the training table in memory were."""
 
-    label: str
-    scores: dict[str, float]
+    label: str | int
+    scores: dict[str | int, float]
     logits: list[float]
     exit_layer: int
 
@@ -50,8 +52,8 @@ class LabelsAnswer(NamedTuple):
     first; the probability of each label; the logits in the order of the labels; and the layer after
     which the text left the model."""
 
-    labels: list[str]
-    scores: dict[str, float]
+    labels: list[str | int]
+    scores: dict[str | int, float]
     logits: list[float]
     exit_layer: int
 
@@ -104,7 +106,7 @@ class Client:
     ):
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._timeout = timeout
-        self._labels: dict[tuple[str, str], tuple[str | None, list[str]]] = {}  # and their bundle
+        self._labels: dict[tuple[str, str], tuple[str | None, Labels]] = {}  # and their bundle
         self._session = requests.Session()
         self._verify = verify
         # http_proxy is for other machines: a proxy's localhost is the proxy.
@@ -192,7 +194,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _labels_of(self, message: dict[str, Any], outputs: dict[str, Any]) -> list[str] | None:
+    def _labels_of(self, message: dict[str, Any], outputs: dict[str, Any]) -> Labels | None:
         """Those that an answer was made with; None if the version was replaced in place since.
 
         They are asked for once for each bundle. Servers that do not name it are asked again where
@@ -297,11 +299,11 @@ def _rows(values: Any, texts: int) -> list[Any]:
     return [values[at : at + width] for at in range(0, len(values), width)]
 
 
-def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
+def _agree(outputs: dict[str, Any], labels: Labels) -> bool:
     """Whether there are as many scores as labels, and the label of each answer has the highest."""
     if not labels or "label" not in outputs:
         return True
-    answers = outputs["label"]
+    answers, labels = outputs["label"], list(map(str, labels))
     rows = _rows(outputs["scores"], len(answers))
     return len(labels) == len(rows[0]) and all(
         label in labels and row[labels.index(label)] == max(row)
@@ -309,7 +311,7 @@ def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
     )
 
 
-def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Any]:
+def _answers(tensors: dict[str, Any], labels: Labels) -> list[Any]:
     layers = tensors["exit_layer"]
     if "spans" in tensors:
         answers = ([Span(**span) for span in json.loads(spans)] for spans in tensors["spans"])
@@ -324,7 +326,8 @@ def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Any]:
     rest = ([dict(zip(names, row)) for row in scores], [row.tolist() for row in logits], layers)
     if "labels" in tensors:
         return list(map(LabelsAnswer, map(json.loads, tensors["labels"]), *rest))
-    return list(map(Answer, tensors["label"], *rest))
+    by_name = {str(label): label for label in labels}  # the tensor has strings
+    return [Answer(by_name.get(name, name), *more) for name, *more in zip(tensors["label"], *rest)]
 
 
 def _unpack(datatype: str, raw: bytes) -> Any:

@@ -20,8 +20,9 @@ WORKER = (sys.executable, "-S", "-E", light_worker.__file__)  # workers.process.
 MAX_LENGTH = 64
 
 
-def make_bundle(path: Path, factor: float = 1.0) -> Path:
-    """A bundle with the variant float32; those of another `factor` answer otherwise."""
+def make_bundle(path: Path, factor: float = 1.0, **told: object) -> Path:
+    """A bundle with the variant float32; those of another `factor` answer otherwise. told: what its
+    manifest says of the task, if not of a classifier with `LABELS`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     vocab = path.parent / ".vocab.txt"
     vocab.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
@@ -39,7 +40,7 @@ def make_bundle(path: Path, factor: float = 1.0) -> Path:
 
     spec = tokenizers.of_vocab(vocab, True)
     words = {"task": "classification", "labels": LABELS, "max_length": MAX_LENGTH}
-    bundles.create(path, tokenizer=spec, fill=fill, **words)
+    bundles.create(path, tokenizer=spec, fill=fill, **{**words, **told})
     return path
 
 

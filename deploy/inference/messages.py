@@ -149,7 +149,7 @@ class Version:
     reason: str = ""
     aliases: tuple[str, ...] = ()  # "stable", "canary"
     task: str = ""
-    labels: tuple[str, ...] = ()
+    labels: tuple[str | int, ...] = ()  # as answers in JSON have them
     outputs: tuple[Tensor, ...] = ()  # as its task says them
     pair: bool = False
     max_length: int = 0  # tokens of a text: longer texts are truncated, longer input_ids refused

@@ -78,8 +78,9 @@ class Task(Brief):
 
 
 def is_integer(label: str) -> bool:
-    """Whether a label is an integer as Python writes it."""
-    return re.fullmatch("0|-?[1-9][0-9]*", label) is not None
+    """Whether a label is an integer of 64 bits as Python writes it."""
+    is_written = re.fullmatch("0|-?[1-9][0-9]{0,18}", label) is not None
+    return is_written and -(2**63) <= int(label) < 2**63
 
 
 Setting = Union[bool, int, float, str]

@@ -101,11 +101,14 @@ def first_pair(path: str | Path, columns: Columns = USUAL) -> int | None:
 
 
 def has_integer_labels(path: str | Path, columns: Columns) -> bool:
-    """Whether all labels in a file that `as_file` has written are integers, or lists of them."""
+    """Whether all labels in a file that `as_file` has written are integers of 64 bits, as JSON
+    readers take them, or lists of them."""
     [column] = columns.names()["label"]
 
     def is_integer(label: object) -> bool:
-        return all(map(is_integer, label)) if isinstance(label, list) else type(label) is int
+        if isinstance(label, list):
+            return all(map(is_integer, label))
+        return type(label) is int and -(2**63) <= label < 2**63
 
     with Path(path).open(encoding="utf-8") as lines:
         return all(is_integer(json.loads(line).get(column)) for line in lines)

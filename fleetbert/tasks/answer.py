@@ -81,8 +81,9 @@ class Answers:
         """What a server tells of each text, `exit_layer` last; outputs: see `Task.outputs`."""
         return []
 
-    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
-        """The values of `tensors` but `exit_layer`, of an engine's finite outputs."""
+    def tell(self, labels: Sequence[Any], outputs: np.ndarray) -> list[Values]:
+        """The values of `tensors` but `exit_layer`, of an engine's finite outputs. labels: `Label`s
+        of the model; a BYTES tensor has one as a string, or several as JSON."""
         raise NotImplementedError(f"task {self.shape.name} cannot be served: it has no `tell`")
 
     def in_words(self, answer: Mapping[str, Any]) -> str:

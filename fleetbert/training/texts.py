@@ -68,7 +68,9 @@ def open_task(
         labels = _as_resumed(job, task.labels.labels_of(opened[0][1]))
     task.labels.check_labels(labels)
     if job.data.integer_labels and (others := [one for one in labels if not is_integer(one)]):
-        raise UserError(f"data.integer_labels: the label {others[0]!r} is no integer; leave it out")
+        raise UserError(
+            f"data.integer_labels: the label {others[0]!r} is no integer of 64 bits; leave it out"
+        )
     splits = [
         task.labels.with_targets(split, split_labels, labels) for split, split_labels in opened
     ]

@@ -173,11 +173,14 @@ def read_plain(message: http_json.Json, core: Core) -> Asked:
 
     def write(response: Response) -> Content:
         answers: list[dict[str, object]] = [{} for _ in texts]
+        labels = {str(label): label for label in found.labels}
         for name in names:
             values = response.outputs[name]
             for answer, value in zip(answers, values):
                 if name == SCORES:
-                    value = dict(zip(found.labels, value))
+                    value = dict(zip(labels, value))
+                elif name == "label":
+                    value = labels[value]
                 elif name in ("labels", "spans"):
                     value = orjson.loads(value)
                 answer[name] = value
@@ -236,10 +239,10 @@ def _request(
     return http_call.of_texts(output, texts, pairs)._replace(parameters=parameters)
 
 
-def _sorted(labels: Sequence[str], scores: np.ndarray) -> list[Prediction]:
-    """The highest score first."""
+def _sorted(labels: Sequence[str | int], scores: np.ndarray) -> list[Prediction]:
+    """The highest score first. Labels are strings, as this protocol has them."""
     rows = sorted(zip(scores, labels), key=lambda row: -row[0])
-    return [{"label": label, "score": score} for score, label in rows]
+    return [{"label": str(label), "score": score} for score, label in rows]
 
 
 def describe(version: Version, safety: Safety) -> dict[str, object]:
@@ -248,8 +251,8 @@ def describe(version: Version, safety: Safety) -> dict[str, object]:
     if http_call.tells(version, VECTORS):
         kind = {"embedding": {"pooling": version.pooling}}
     else:
-        ids = {name: number for number, name in enumerate(version.labels or ("LABEL_0",))}
-        names = {str(number): name for name, number in ids.items()}
+        ids = {str(name): id_ for id_, name in enumerate(version.labels or ("LABEL_0",))}
+        names = {str(id_): name for name, id_ in ids.items()}
         ranks = version.pair and http_call.tells(version, http_rerank.VALUES)
         kind = {"reranker" if ranks else "classifier": {"id2label": names, "label2id": ids}}
     return {

@@ -50,7 +50,7 @@ class ServerMetadata(TypedDict):
 
 class ModelParameters(TypedDict):
     task: str
-    labels: list[str]
+    labels: list[str | int]
     max_length: int
     variant: str
     bundle: str

@@ -96,7 +96,7 @@ class Loader:
             State.READY,
             aliases=tuple(sorted(a for a, n in policy.aliases.items() if n == number)),
             task=bundle.task.name,
-            labels=tuple(bundle.labels),
+            labels=tuple(bundle.task.answered_labels),
             outputs=tuple(task.answer.tensors(bundle.labels, task.outputs(bundle.labels))),
             pair=bundle.task.pair,
             max_length=bundle.max_length,

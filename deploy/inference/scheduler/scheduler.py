@@ -85,7 +85,7 @@ class Scheduler:
         )
         self.counts.queued(lambda: self.queue.tokens)
         self._under_way: dict[Worker, list[Text]] = {}  # what workers compute
-        self._labels = list(bundle.labels)
+        self._labels = bundle.task.answered_labels
         self._tokenizer, self._max_length = tokenizer, bundle.max_length
         self._early = bundle.variant(plan.variant).kind in (EARLY_EXIT, LITE_EARLY_EXIT)
         self._unanswered = 0

@@ -17,6 +17,11 @@ size_t largest(const float* first, size_t count) {
 
 double rounded(double value) { return std::round(value * 1e6) / 1e6; }
 
+ordered_json label_in_json(const Bundle& bundle, size_t number) {
+  if (bundle.integers.empty()) return bundle.labels[number];
+  return bundle.integers[number];
+}
+
 std::vector<float> scores_of(const Bundle& bundle, const Answer& answer) {
   if (bundle.kind == Kind::kLabel) return softmax(answer.logits);
   std::vector<float> scores;
@@ -35,7 +40,7 @@ ordered_json chosen(const Bundle& bundle, const std::vector<float>& scores) {
   auto names = ordered_json::array();
   for (const auto number : order) {
     if (static_cast<double>(scores[number]) > bundle.thresholds[number]) {
-      names.push_back(bundle.labels[number]);
+      names.push_back(label_in_json(bundle, number));
     }
   }
   return names;
@@ -141,6 +146,11 @@ std::vector<float> numbers_of(const Bundle& bundle, const std::string& name,
   return name == "scores" ? scores_of(bundle, answer) : answer.logits;
 }
 
+ordered_json labels_in_json(const Bundle& bundle) {
+  if (bundle.integers.empty()) return bundle.labels;
+  return bundle.integers;
+}
+
 ordered_json in_json(const Bundle& bundle, const Row& row, const Answer& answer) {
   ordered_json told;
   if (bundle.kind == Kind::kNumber) told["value"] = rounded(static_cast<double>(answer.logits[0]));
@@ -153,7 +163,7 @@ ordered_json in_json(const Bundle& bundle, const Row& row, const Answer& answer)
   if (bundle.kind == Kind::kLabel || bundle.kind == Kind::kLabels) {
     const auto scores = scores_of(bundle, answer);
     if (bundle.kind == Kind::kLabel) {
-      told["label"] = text_of(bundle, row, answer);
+      told["label"] = label_in_json(bundle, largest(answer.logits.data(), bundle.outputs));
     } else {
       told["labels"] = chosen(bundle, scores);
     }

@@ -26,6 +26,9 @@ std::string text_of(const Bundle& bundle, const Row& row, const Answer& answer);
 // Its values in a tensor of FP32.
 std::vector<float> numbers_of(const Bundle& bundle, const std::string& name, const Answer& answer);
 
+// The labels in JSON: integers where the bundle's are.
+nlohmann::ordered_json labels_in_json(const Bundle& bundle);
+
 // An answer as `fleetbert predict` writes it.
 nlohmann::ordered_json in_json(const Bundle& bundle, const Row& row, const Answer& answer);
 

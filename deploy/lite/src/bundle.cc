@@ -1,5 +1,6 @@
 #include "bundle.h"
 
+#include <charconv>
 #include <map>
 
 #include "error.h"
@@ -117,10 +118,23 @@ void read_shape(const Reader& task, Bundle& bundle) {
   }
 }
 
+int64_t integer_of(const Reader& label) {
+  const auto text = label.text();
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    label.fail("is no integer, and task.integer_labels says that labels are: export again");
+  }
+  return value;
+}
+
 void read_task(const Reader& task, Bundle& bundle) {
   bundle.task = task.at("name").text();
   read_shape(task, bundle);
   for (const auto& label : task.at("labels").list()) bundle.labels.push_back(label.text());
+  if (task.has("integer_labels") && task.at("integer_labels").flag()) {
+    for (const auto& label : task.at("labels").list()) bundle.integers.push_back(integer_of(label));
+  }
   const size_t least = bundle.kind == Kind::kLabels                                  ? 1
                        : bundle.kind == Kind::kLabel || bundle.kind == Kind::kSpans ? 2
                                                                                     : 0;

@@ -39,6 +39,7 @@ struct Bundle {
   std::string task;   // its name
   bool pair = false;  // whether it answers pairs of texts
   std::vector<std::string> labels;
+  std::vector<int64_t> integers;   // the labels where answers in JSON have integers; else none
   std::vector<double> thresholds;  // of kLabels: the probability above which a text has each
   size_t outputs = 0;  // numbers that the model gives for a text, of kSpans for a token
   size_t max_length = 0;

@@ -695,7 +695,7 @@ std::string model_metadata(const Classifier& classifier, const std::string& mode
     outputs.push_back(tensor(one.name, one.datatype, std::move(shape)));
   }
   ordered_json parameters{{"task", bundle.task},
-                          {"labels", bundle.labels},
+                          {"labels", labels_in_json(bundle)},
                           {"max_length", bundle.max_length},
                           {"variant", classifier.variant().name}};
   if (classifier.variant().early_exit) parameters["speed"] = classifier.speed();

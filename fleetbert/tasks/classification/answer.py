@@ -48,8 +48,8 @@ class LabelAnswers(Answers):
     def in_words(self, answer: Mapping[str, Any]) -> str:
         return f"{answer['label']} ({answer['scores'][str(answer['label'])]:.1%})"
 
-    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
-        best = [labels[number] for number in outputs.argmax(axis=1).tolist()]
+    def tell(self, labels: Sequence[Label], outputs: np.ndarray) -> list[Values]:
+        best = [str(labels[number]) for number in outputs.argmax(axis=1).tolist()]
         return [best, softmax(outputs).astype(np.float32), outputs]
 
     def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:

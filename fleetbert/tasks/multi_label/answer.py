@@ -62,7 +62,7 @@ class LabelsAnswers(Answers):
     def scores(self, outputs: np.ndarray) -> np.ndarray:
         return sigmoid(outputs)
 
-    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
+    def tell(self, labels: Sequence[Label], outputs: np.ndarray) -> list[Values]:
         scores = sigmoid(outputs)
         chosen = [json.dumps(names, ensure_ascii=False) for names in self._chosen(labels, scores)]
         return [chosen, scores.astype(np.float32), outputs]

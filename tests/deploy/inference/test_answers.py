@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import grpc
+import light
 import numpy as np
 import psutil
 import pytest
@@ -18,7 +19,7 @@ import tiny_bert
 from grpc_stub import make_stub, request_of
 from oip_cases import IDS, TEXT, body_of
 from running_core import gone
-from served import DEADLINE, REAL, SOON, serving, settings_of
+from served import DEADLINE, LIGHT, REAL, SOON, serving, settings_of
 
 from fleetbert.client import Client
 from fleetbert.engines import answer as answers
@@ -129,6 +130,41 @@ def test_the_calls_of_text_embeddings_inference(server, made):
     assert len(post("classification/predict", {**long, "truncate": True})) == 2
     info = requests.get(f"{server.http}/models/embedding/info", timeout=60).json()
     assert info["model_type"]["embedding"]["pooling"] in ("cls", "mean")
+
+
+def test_labels_that_were_integers_are_integers_but_where_the_protocol_has_strings(tmp_path):
+    told = {"labels": ["7", "-2", "30"], "integer_labels": True}
+    light.make_bundle(tmp_path / "models" / "stars" / "1", **told)
+    several = {"task": "multi_label_classification", "thresholds": {"-2": 0.0}, **told}
+    light.make_bundle(tmp_path / "models" / "topics" / "1", **several)
+    with serving(tmp_path, *settings_of(tmp_path / "models"), command=LIGHT) as served:
+
+        def post(path, message):
+            return requests.post(f"{served.http}/{path}", json=message, timeout=60).json()
+
+        with Client(served.http) as client:
+            answers = {name: client.infer(name, TEXTS) for name in ("stars", "topics")}
+        described = requests.get(f"{served.http}/v2/models/stars").json()
+        plain = {name: post(f"models/{name}", {"text": TEXTS})["answers"] for name in answers}
+        predicted = post("models/stars/predict", {"inputs": TEXTS[0]})
+        info = requests.get(f"{served.http}/models/stars/info").json()["model_type"]
+        [label, *_] = post("v2/models/stars/infer", {"inputs": [TEXT]})["outputs"]
+    assert described["parameters"]["labels"] == [7, -2, 30]
+    for one, in_json in zip(answers["stars"], plain["stars"]):
+        assert list(one.scores) == [7, -2, 30]
+        assert type(one.label) is int and one.label == max(one.scores, key=one.scores.get)
+        assert in_json["label"] == one.label and list(in_json["scores"]) == ["7", "-2", "30"]
+    for one, in_json in zip(answers["topics"], plain["topics"]):
+        chosen = sorted(one.scores, key=one.scores.get, reverse=True)
+        assert (
+            one.labels
+            == in_json["labels"]
+            == [label for label in chosen if one.scores[label] > (0 if label == -2 else 0.5)]
+        )
+    # Strings in text-embeddings-inference's calls, and in tensors of BYTES.
+    assert {row["label"] for row in predicted} == {"7", "-2", "30"}
+    assert info["classifier"]["id2label"] == {"0": "7", "1": "-2", "2": "30"}
+    assert label["datatype"] == "BYTES" and label["data"][0] in ("7", "-2", "30")
 
 
 def test_vectors_in_openais_form_are_those_of_the_engine(server, made):

@@ -22,7 +22,12 @@ from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 TAGS = ["O", "B-loc", "I-loc", "B-人", "I-人"]
 # What the manifest says of each task.
 TOLD = {
-    "multi_label_classification": {"labels": ["joy", "love", "怒"], "thresholds": {"love": 0.995}},
+    "classification": {"labels": ["7", "-2", "30"], "integer_labels": True},
+    "multi_label_classification": {
+        "labels": ["1", "2", "-30"],
+        "thresholds": {"2": 0.995},
+        "integer_labels": True,
+    },
     "regression": {"labels": []},
     "pair_regression": {"labels": []},
     "ranking": {"labels": []},
@@ -34,8 +39,8 @@ TEXTS = ["word1 word2", "word3, word4 word5", "字字 word6", "word7 " * 30, "w�
 
 def expected(bundle, name: str, texts, vocab=None, max_length=16):
     """The task, its labels and the outputs that the fake engine gives."""
-    labels = TOLD[name]["labels"]
     task = tasks.of(bundles.read(bundle).task)
+    labels = bundles.read(bundle).task.answered_labels
     tokenizer = WordPiece(of_vocab(vocab or bundle / "vocab.txt", True))
     pairs = list(texts[::-1]) if task.shape.pair else None
     encoded = task.answer.encode(tokenizer, list(texts), pairs, max_length)
@@ -72,6 +77,7 @@ def test_predict_and_the_server_tell_what_fleetbert_tells(lite, predict, program
         found = post(url, body_of(*inputs)).json()["outputs"]
         ids = post(url, body_of(IDS))
     assert described["parameters"]["task"] == name
+    assert described["parameters"]["labels"] == labels
     assert [
         (one["name"], one["datatype"], tuple(one["shape"])) for one in described["outputs"]
     ] == [tuple(one) for one in tensors]
@@ -131,8 +137,10 @@ def test_what_boards_do_not_tell_is_refused(predict, here, make):
     path = bundle / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     for field, value, named in (
-        ("thresholds", {"love": 1.5}, "task.thresholds.love"),
+        ("thresholds", {"2": 1.5}, "task.thresholds.2"),
         ("labels", [], "task.labels"),
+        ("labels", ["1", "2x", "3"], "task.labels.1 is no integer"),
+        ("labels", ["1", "2", "9223372036854775808"], "task.labels.2 is no integer"),
     ):
         changed = {**manifest, "task": {**manifest["task"], field: value}}
         path.write_text(json.dumps(changed), encoding="utf-8")

@@ -326,7 +326,7 @@ function showAnswer(found, milliseconds, text) {
   $("spans").hidden = !output.spans;
   $("spans").replaceChildren(...(output.spans ? tagged(text, JSON.parse(output.spans[0])) : []));
   const rows = (output.scores || [])
-    .map((score, i) => [labels[i] || String(i), score])
+    .map((score, i) => [labels[i] ?? String(i), score])
     .sort((a, b) => b[1] - a[1])
     .map(([label, score]) => {
       const bar = make("div");
