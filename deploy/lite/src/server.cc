@@ -1,5 +1,7 @@
 // fleetbert-lite-server: a bundle's model on a board, over HTTP.
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,7 +25,7 @@ constexpr char kUsage[] = R"(usage: fleetbert-lite-server --bundle DIR [options]
 
   --variant NAME          one of the bundle's; else the only one for this processor
   --name NAME             what the model is called in URLs (model)
-  --host ADDRESS          to listen on (0.0.0.0)
+  --host ADDRESS          to listen on (127.0.0.1); 0.0.0.0 lets other machines reach it
   --port N                0: any free one (8000)
   --threads N             threads of the engine (1)
   --power-mode MODE       high, low, full, no-bind, rand-high or rand-low cores (no-bind)
@@ -257,7 +259,7 @@ Settings read_settings(const Arguments& arguments) {
   const auto number = [&](const char* name, long otherwise, long most) {
     return static_cast<size_t>(arguments.number(name, otherwise, 1, most));
   };
-  settings.host = arguments.text("host", "0.0.0.0");
+  settings.host = arguments.text("host", "127.0.0.1");
   settings.port = static_cast<int>(arguments.number("port", 8000, 0, 65535));
   settings.http.threads = number("connections", 32, 1024);
   settings.queue_texts = number("queue-texts", 256, 1000000);
@@ -274,7 +276,15 @@ Settings read_settings(const Arguments& arguments) {
   return settings;
 }
 
+// A descriptor of 0 to 2 that is closed would become a client's connection, and the log its answer.
+void open_standard_streams() {
+  int descriptor = 0;
+  while (descriptor >= 0 && descriptor <= 2) descriptor = open("/dev/null", O_RDWR);
+  if (descriptor > 2) close(descriptor);
+}
+
 int serve(int argc, char** argv) {
+  open_standard_streams();
   if (std::count(argv, argv + argc, std::string_view("--help")) > 0) {
     std::cout << kUsage;
     return 0;
@@ -300,8 +310,9 @@ int serve(int argc, char** argv) {
     throw UserError("cannot listen on " + settings.host + " port " + std::to_string(settings.port) +
                     ": choose another with --host and --port");
   }
+  const bool is_ipv6 = settings.host.find(':') != std::string::npos;
   std::cout << "Serving " << settings.model << " (" << classifier->variant().name << ") on http://"
-            << settings.host << ':' << port << std::endl;
+            << (is_ipv6 ? "[" + settings.host + "]" : settings.host) << ':' << port << std::endl;
   server.run([&] {
     std::cout << "Stopping: what was taken is answered first" << std::endl;
     service.drain();

@@ -6,12 +6,15 @@ import concurrent.futures
 import contextlib
 import gzip
 import json
+import os
 import signal
 import socket
+import subprocess
 import time
 
 import http_cases
 import numpy as np
+import psutil
 import pytest
 import requests
 from boards import LABELS, answer_of, fake_logits, logits_of, write_bundle
@@ -28,6 +31,7 @@ from oip_cases import (
     with_binary,
     without,
 )
+from served import connect, read_all
 
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 
@@ -238,6 +242,39 @@ def test_clients_that_send_half_and_go(url, alive, sent):
     host, port = url.split("//")[1].split(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
         client.sendall(sent)
+
+
+def test_a_client_that_closes_its_sending_side_is_answered(url):
+    with connect(url) as client:
+        client.sendall(http_cases.asked().replace(b"PATH", INFER.encode()))
+        client.shutdown(socket.SHUT_WR)
+        assert read_all(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_it_listens_on_this_machine_alone_without_its_standard_streams(programs, bundle):
+    """A client's connection must not become the descriptor that the log is written to."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ("--bundle", bundle, "--engine=fake", f"--port={port}")
+    command = programs.command("fleetbert-lite-server", *words)
+    with subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]) as process:
+        try:
+            end = time.monotonic() + DEADLINE
+            while not (addresses := listening(process.pid)):
+                assert time.monotonic() < end
+                assert process.poll() is None
+                time.sleep(0.05)
+            assert addresses == [("127.0.0.1", port)]
+            streams = [os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)]
+            assert streams == ["/dev/null"] * 3
+            right(post(f"http://127.0.0.1:{port}", body_of(TEXT)), bundle, TEXT["data"])
+        finally:
+            process.kill()
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    found = psutil.Process(pid).connections("tcp")
+    return [tuple(one.laddr) for one in found if one.status == psutil.CONN_LISTEN]
 
 
 def test_a_full_queue_answers_503(programs, bundle):
