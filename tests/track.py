@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["WANDB_MODE"] = "offline"
 
 import mlflow  # noqa: E402
+import numpy as np  # noqa: E402
 from tensorboardX.proto.event_pb2 import Event  # noqa: E402
 
 from fleetbert.training import trackers  # noqa: E402
@@ -26,6 +27,10 @@ def write(kind: str, resumed_at: int, steps: range) -> None:
     tracker = trackers.KINDS[kind](FOLDER, "films", config, resumed_at)
     for step in steps:
         tracker.log(step, {"train/loss": 1 / step})
+    counts = np.array([2, 1])
+    tracker.histogram(step, "gradient/weight", np.arange(3))
+    names = ("tp", "fp", "tn", "fn", "precision", "recall")
+    tracker.precision_recall(step, "dev/good", dict.fromkeys(names, counts))
     tracker.close()
 
 
@@ -48,10 +53,10 @@ client = mlflow.MlflowClient((FOLDER / "mlflow").resolve().as_uri())
 experiment = client.get_experiment_by_name("films").experiment_id
 runs = client.search_runs([experiment])
 history = client.get_metric_history(runs[0].info.run_id, "train/loss")
+values = [(event.step, value) for event in events() for value in event.summary.value]
 scalars = [
-    (event.step, value.tag, round(value.simple_value, 4))
-    for event in events()
-    for value in event.summary.value
+    (step, value.tag, round(value.simple_value, 4))
+    for step, value in values
     if value.tag == "train/loss"
 ]
 print(
@@ -60,6 +65,7 @@ print(
             "mlflow": [[metric.step, metric.value] for metric in history],
             "mlflow_runs": [(run.info.status, run.data.params) for run in runs],
             "tensorboard": scalars,
+            "tags": sorted({value.tag for _, value in values}),
             "wandb": [
                 b"train/loss" in path.read_bytes()
                 for path in sorted(FOLDER.glob("wandb/offline-run-*/run-*.wandb"))

@@ -12,6 +12,8 @@ Metrics = Dict[str, Any]
 # A confusion matrix has no more rows: it grows with the square of the labels. Tables by label have
 # the worst first where there are more.
 MOST_LABELS = 50
+# Labels whose curves are drawn, the most frequent; points on a curve; thresholds of counts.
+MOST_CURVES, CURVE_POINTS, THRESHOLDS = 12, 60, 101
 # Logits in float64 at a time, 32 MB.
 BLOCK = 1 << 22
 
@@ -62,3 +64,39 @@ def cross_entropy(truth: np.ndarray, logits: np.ndarray) -> float:
         np.exp(shifted, out=shifted)
         total += float((np.log(shifted.sum(axis=1)) - chosen).sum())
     return total / len(truth)
+
+
+def curves_of_labels(
+    truth: np.ndarray, probabilities: np.ndarray, labels: Sequence[str]
+) -> dict[str, Metrics]:
+    """Of the most frequent labels: `average`, scikit-learn's average precision; `points`, [recall,
+    precision] by falling threshold; `by_threshold`, [right, wrong] answers at evenly spaced
+    thresholds from 0 to 1. truth bool [texts, labels]; probabilities float [texts, labels]."""
+    drawn: dict[str, Metrics] = {}
+    for number in np.argsort(-truth.sum(0), kind="stable")[:MOST_CURVES].tolist():
+        is_true, scores = truth[:, number], probabilities[:, number]
+        if not is_true.any():
+            continue
+        precision, recall = precision_recall(is_true, scores)
+        some = np.unique(np.linspace(0, len(recall) - 1, CURVE_POINTS).astype(int))
+        thresholds = np.linspace(0, 1, THRESHOLDS)
+        counts = [
+            chosen.sum() - np.searchsorted(np.sort(scores[chosen]), thresholds)
+            for chosen in (is_true, ~is_true)
+        ]
+        drawn[labels[number]] = {
+            "average": float((np.diff(recall, prepend=0.0) * precision).sum()),
+            "points": np.stack([recall[some], precision[some]], 1).round(4).tolist(),
+            "by_threshold": np.stack(counts, 1).tolist(),
+        }
+    return drawn
+
+
+def precision_recall(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and recall, float64 [thresholds], at each score that occurs, from the highest down:
+    scikit-learn's precision_recall_curve, without its last point and the other way round. truth
+    bool [texts], true somewhere; scores float [texts]."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    right = np.cumsum(truth[order])[last]
+    return right / (last + 1), right / right[-1]

@@ -13,13 +13,14 @@ from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.compat import environment, versions
-from fleetbert.core import files, limits, locks, task_names
+from fleetbert.core import extras, files, limits, locks, task_names
 from fleetbert.core.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
 from fleetbert.models import task_heads, weights
 from fleetbert.training import checkpoint, rows
 from fleetbert.training.calibration import calibrate
 from fleetbert.training.callbacks import Callback, build
+from fleetbert.training.callbacks.tracking import draw_graph
 from fleetbert.training.loop import Metrics, Run, State, Summary
 from fleetbert.training.strategies import connect
 from fleetbert.training.strategies.parameter_server import server
@@ -276,6 +277,9 @@ def _write_results(run: Run, summary: Summary) -> None:
             thresholds=thresholds,
             integer_labels=bool(task.labels) and run.job.data.integer_labels,
         )
+    if run.job.callbacks.visualdl and not extras.missing("tracking"):
+        with files.writing(folder / "visualdl"):
+            draw_graph(folder / "visualdl", network)
     write_summary(run, summary)
     log.info(f"done: {folder}/summary.json, {folder}/report.html, {folder}/bundle")
 

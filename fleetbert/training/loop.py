@@ -68,6 +68,10 @@ class Callback:
     def after_reading(self, run: Run) -> None:
         """Called when the step's arrays are ready, before anything is computed."""
 
+    def on_gradients(self, run: Run) -> None:
+        """Called after the last backward pass of a step, before the update. `parameter.grad` is
+        this rank's, and is multiplied by `run.precision.scale`."""
+
     def on_step(self, run: Run) -> None:
         """Called after each optimizer step; `run.state.step` already counts it."""
 
@@ -110,6 +114,7 @@ class Run:
             connected.syncs_late = True  # a backward within the backward, which hides from Paddle's
         adamw, schedule = optimizer.build(job.optimizer, task.network, self.total_steps)
         connected.prepare(task, adamw, schedule, self.precision)
+        connected.on_gradients = lambda: self.each(lambda callback: callback.on_gradients(self))
         self.step_texts = self.step_tokens = 0  # of the last step, on this rank
         self.texts = self.tokens = 0  # of all steps of this process
         self.evaluated: Metrics = {}  # the last evaluation of this process, as `State.best`

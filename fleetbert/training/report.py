@@ -155,8 +155,8 @@ def _profile(summary: Row, path: Path) -> Section:
         columns = ["rank", "reader_cost", "batch_cost", "reader ratio", "steps/s", "ips (texts/s)"]
         ranks = [_profile_row(row) for row in profile.get("ranks", []) if "batch_cost" in row]
         note = "By Paddle's profiler, a step's mean without the first ten steps."
-        if profile.get("trace"):
-            note += f" Timeline: {profile['trace']}"
+        if profile.get("traces"):
+            note += f" Timelines: {', '.join(profile['traces'])}"
         total = _profile_row({"rank": "together", **profile["together"]})
         parts.append(Table([*columns, "tokens/s"], ranks, note, total))
     else:

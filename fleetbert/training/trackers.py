@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
+import numpy as np
+
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 
@@ -27,6 +29,15 @@ class Tracker(ABC):
     @abstractmethod
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Finite figures by name, as `train/loss`, at an optimizer step."""
+
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:  # noqa: B027
+        """The distribution of finite values. Not every tracker draws these."""
+
+    def precision_recall(  # noqa: B027
+        self, step: int, name: str, counts: Mapping[str, np.ndarray]
+    ) -> None:
+        """A curve over evenly spaced thresholds from 0 to 1. counts: in this order tp, fp, tn and
+        fn, int64 [thresholds], precision and recall. Not every tracker draws these."""
 
     @abstractmethod
     def close(self) -> None:
@@ -50,6 +61,14 @@ class TensorBoard(Tracker):
         for name, value in figures.items():
             self.writer.add_scalar(name, value, step)
 
+    def histogram(self, step: int, name: str, values: np.ndarray) -> None:
+        self.writer.add_histogram(name, values, step)
+
+    def precision_recall(self, step: int, name: str, counts: Mapping[str, np.ndarray]) -> None:
+        self.writer.add_pr_curve_raw(
+            name, *counts.values(), global_step=step, num_thresholds=len(counts["tp"])
+        )
+
     def close(self) -> None:
         self.writer.close()
 
@@ -60,6 +79,13 @@ class VisualDL(TensorBoard):
     def __init__(self, folder: Path, _target: str, _config: Flat, _resumed_at: int):
         library = load("visualdl", "callbacks.visualdl")
         self.writer = library.LogWriter(logdir=str(folder / "visualdl"))
+
+    def precision_recall(self, step: int, name: str, counts: Mapping[str, np.ndarray]) -> None:
+        # LogWriter.add_pr_curve (2.5.3) uses np.float, which NumPy removed in 1.24.
+        raw = importlib.import_module("visualdl.component.base_component").pr_curve_raw
+        lists = {key: values.tolist() for key, values in counts.items()}
+        record = raw(name, **lists, step=step, walltime=round(time.time() * 1000))
+        self.writer._get_file_writer().add_record(record)
 
 
 class MLflow(Tracker):

@@ -194,9 +194,12 @@ def test_average_precision_is_scikit_learns(seed, texts, levels):
     truth = rng.random(texts) < 0.4
     truth[rng.integers(texts)] = True
     scores = rng.integers(0, levels + 1, texts).astype(np.float32)
-    precision, recall = several.precision_recall(truth, scores)
-    actual = (np.diff(recall, prepend=0.0) * precision).sum()
-    assert actual == pytest.approx(average_precision_score(truth, scores))
+    drawn = metrics.curves_of_labels(truth[:, None], scores[:, None] / levels, ["film"])["film"]
+    assert drawn["average"] == pytest.approx(average_precision_score(truth, scores))
+    for threshold in (0, 50, 100):  # of thresholds from 0 to 1 by hundredths
+        chosen = scores / levels >= threshold / 100
+        counts = [(chosen & truth).sum(), (chosen & ~truth).sum()]
+        assert drawn["by_threshold"][threshold] == counts
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 9), st.integers(1, 40))

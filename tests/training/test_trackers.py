@@ -14,7 +14,7 @@ import tiny_job
 from fleetbert.core.errors import UserError
 from fleetbert.training import trackers
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 
 
@@ -33,6 +33,7 @@ def test_a_run_that_goes_on_is_one_run_in_every_tracker(tmp_path):
     assert [[step, value] for step, _, value in found["tensorboard"]] == [
         [1, 1.0], [2, 0.5], [3, third], [3, third], [4, 0.25],
     ]  # fmt: skip
+    assert {"dev/good", "gradient/weight"} < set(found["tags"])
     assert found["wandb"] == [True, True]
     assert set(found["ids"]) == {"mlflow", "wandb"}
 

@@ -30,6 +30,7 @@ def learned(trainer, tmp_path_factory):
         **LEARNS,
         "callbacks.profiler.enabled": True,
         "callbacks.visualdl": True,
+        "callbacks.histograms": True,
         "callbacks.progress": True,
         "callbacks.report": True,
     }
@@ -245,12 +246,25 @@ class TestFiles:
         from visualdl import LogReader
 
         output, _ = learned
-        (log,) = (output / "visualdl").glob("*.log")
+        (log,) = (output / "visualdl").glob("vdlrecords.*")
         reader = LogReader(file_path=str(log))
         found = {row.id: row.value for row in reader.get_data("scalar", "train/loss")}
         for tag, step in (("train/lr", 60), ("dev/accuracy", 60), ("dev/loss", 60)):
             assert reader.get_data("scalar", tag)[-1].id == step
         assert found == pytest.approx(tiny_job.losses(output), rel=1e-6)
+        histogram = reader.get_data("histogram", "gradient/network.classifier.weight")[-1]
+        assert (histogram.id, sum(histogram.histogram.hist)) == (60, 64 * 2)
+        curve = reader.get_data("pr_curve", "dev/good")[-1].pr_curve
+        scores = learned[1]["dev"]["classes"]["good"]
+        assert curve.TP[0] == scores["support"]
+        assert curve.recall[50] == pytest.approx(scores["recall"])  # the threshold 0.5
+        assert curve.precision[50] == pytest.approx(scores["precision"])
+
+    def test_visualdl_has_the_graph_of_the_network(self, learned):
+        graph = json.loads((learned[0] / "visualdl" / "vdlgraph.network.log").read_text())
+        names = [node["name"] for node in graph["nodes"]]
+        layer = "/TextClassifier[model]/Bert[bert]/Encoder[encoder]/EncoderLayer[1]/Linear[linear2]"
+        assert any(name.startswith(layer) for name in names)
 
     def test_bundle_has_the_accuracy_and_the_labels(self, learned, tiny_data):
         output, summary = learned
@@ -318,7 +332,9 @@ class TestTimeline:
             {
                 "trainer.epochs": 2, "callbacks.profiler.enabled": True,
                 "callbacks.profiler.timer_only": False, "callbacks.profiler.start_step": 3,
-                "callbacks.profiler.record_steps": 2,
+                "callbacks.profiler.record_steps": 2, "callbacks.profiler.wait_steps": 1,
+                "callbacks.profiler.repeat": 2, "callbacks.profiler.memory": True,
+                "callbacks.profiler.views": ["ModelView", "MemoryView"],
             },
         )  # fmt: skip
         return output, summary
@@ -326,12 +342,18 @@ class TestTimeline:
     def test_trace_is_chromes_and_holds_the_steps(self, recorded):
         output, _ = recorded
         profile = json.loads((output / "profile.json").read_text())
-        trace = json.loads((output / profile["trace"]).read_text())
-        events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-        names = {event["name"] for event in events}
-        assert any("matmul" in name for name in names)
-        steps = {event["name"] for event in events if event["name"].startswith("ProfileStep")}
-        assert len(steps) == 2
+        for first, path in zip((3, 7), profile["traces"]):
+            trace = json.loads((output / path).read_text())
+            names = {event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"}
+            assert any("matmul" in name for name in names)
+            steps = {name.split("[")[0] for name in names if name.startswith("ProfileStep")}
+            assert steps == {f"ProfileStep#{first}", f"ProfileStep#{first + 1}"}
+            assert any(event.get("cat") == "Allocate" for event in trace["traceEvents"])
+        tables = [path.read_text() for path in sorted((output / "profile").glob("*.txt"))]
+        assert len(tables) == 2
+        for table in tables:
+            assert "Model Summary" in table
+            assert "Operator Summary" not in table
         assert profile["together"]["texts_per_s"] > 0
 
     def test_slow_operators_are_named_slowest_first(self, recorded):
@@ -351,7 +373,7 @@ class TestTimeline:
         trainer(tmp_path, changes)
         profile = json.loads((tmp_path / "profile.json").read_text())
         assert profile["slow_operators"] == []
-        assert "trace" not in profile
+        assert "traces" not in profile
 
 
 class TestRefused:

@@ -8,7 +8,15 @@ import numpy as np
 
 from fleetbert.tasks.calibration import Fitted, fit_temperature
 from fleetbert.tasks.evaluator import Evaluator
-from fleetbert.tasks.metrics import MOST_LABELS, Metrics, cross_entropy, softmax, table, worst_first
+from fleetbert.tasks.metrics import (
+    MOST_LABELS,
+    Metrics,
+    cross_entropy,
+    curves_of_labels,
+    softmax,
+    table,
+    worst_first,
+)
 
 # Pairs of labels that are listed instead, the most frequent first.
 MOST_CONFUSIONS = 1000
@@ -22,6 +30,13 @@ class ClassMetrics(Evaluator):
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """Accuracy, macro F1, mean loss, the table by class and the confusion matrix."""
         return classification(truth, outputs, labels)
+
+    def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
+        """`precision_recall` of each label, up to MOST_LABELS, see `metrics.curves_of_labels`."""
+        if len(labels) > MOST_LABELS:
+            return {}
+        is_true = truth[:, None] == np.arange(len(labels))
+        return {"precision_recall": curves_of_labels(is_true, softmax(outputs), labels)}
 
     def right(self, truth: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         right: np.ndarray = outputs.argmax(axis=1) == truth

@@ -8,11 +8,16 @@ import numpy as np
 
 from fleetbert.tasks.calibration import Fitted, fit_temperature, fit_threshold
 from fleetbert.tasks.evaluator import Evaluator
-from fleetbert.tasks.metrics import BLOCK, MOST_LABELS, Metrics, sigmoid, table, worst_first
+from fleetbert.tasks.metrics import (
+    BLOCK,
+    MOST_LABELS,
+    Metrics,
+    curves_of_labels,
+    sigmoid,
+    table,
+    worst_first,
+)
 from fleetbert.tasks.multi_label.answer import limits
-
-# Of labels that a report draws, the most frequent, and of points on each curve.
-MOST_CURVES, CURVE_POINTS = 12, 60
 
 
 class SeveralMetrics(Evaluator):
@@ -30,18 +35,8 @@ class SeveralMetrics(Evaluator):
         return multi_label(truth, outputs, chosen, labels)
 
     def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
-        """`precision_recall`: of the most frequent labels [recall, precision] by threshold, and
-        scikit-learn's average precision."""
-        order = np.argsort(-truth.sum(0), kind="stable")[:MOST_CURVES].tolist()
-        drawn = {}
-        for number in order:
-            if truth[:, number].any():
-                precision, recall = precision_recall(truth[:, number], outputs[:, number])
-                average = float((np.diff(recall, prepend=0.0) * precision).sum())
-                some = np.unique(np.linspace(0, len(recall) - 1, CURVE_POINTS).astype(int))
-                points = np.stack([recall[some], precision[some]], 1).round(4)
-                drawn[labels[number]] = {"average": average, "points": points.tolist()}
-        return {"precision_recall": drawn}
+        """`precision_recall`, see `metrics.curves_of_labels`."""
+        return {"precision_recall": curves_of_labels(truth, sigmoid(outputs), labels)}
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """bool [texts, labels]."""
@@ -93,13 +88,3 @@ def binary_cross_entropy(truth: np.ndarray, logits: np.ndarray) -> float:
         some = logits[start : start + rows].astype(np.float64)
         total += float(np.logaddexp(0, np.where(truth[start : start + rows], -some, some)).sum())
     return total / truth.size
-
-
-def precision_recall(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and recall, float64 [thresholds], at each score that occurs, from the highest down:
-    scikit-learn's precision_recall_curve, without its last point and the other way round. truth
-    bool [texts], true somewhere; scores float32 [texts]."""
-    order = np.argsort(-scores, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
-    right = np.cumsum(truth[order])[last]
-    return right / (last + 1), right / right[-1]

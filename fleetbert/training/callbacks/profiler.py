@@ -1,4 +1,4 @@
-"""Paddle's profiler around the loop: reader_cost, batch_cost, ips, and on request a timeline.
+"""Paddle's profiler around the loop: reader_cost, batch_cost, ips, and on request timelines.
 
 The clocks are `paddle.profiler`'s own. Its summary leaves the first ten steps out, and so do the
 figures here. profile.json holds each rank's figures and those of all together, and what parameter
@@ -28,13 +28,20 @@ class Profiler(Callback):
     def on_start(self, run: Run) -> None:
         self.texts = self.tokens = 0
         self.slow: list[Row] = []
-        self.trace: str | None = None
+        self.traces: list[str] = []
         settings = run.job.callbacks.profiler
-        recorded = settings.start_step, settings.start_step + settings.record_steps
+        pause = settings.wait_steps + settings.warmup_steps
         self.profiler = profiler.Profiler(
             targets=training.profiled(),
-            scheduler=None if settings.timer_only else recorded,
+            scheduler=profiler.make_scheduler(
+                closed=settings.wait_steps,
+                ready=settings.warmup_steps,
+                record=settings.record_steps,
+                repeat=settings.repeat,
+                skip_first=settings.start_step - pause,
+            ),
             timer_only=settings.timer_only,
+            profile_memory=settings.memory,
             # By default Paddle makes a folder profiler_log/ for timelines in the current one.
             on_trace_ready=lambda p: self._keep_timeline(run, p),
         )
@@ -82,8 +89,8 @@ class Profiler(Callback):
             log.info(f"profile.json: {TOO_SHORT}")
         ranks = run.strategy.gather(row)
         profile: Row = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
-        if self.trace:
-            profile["trace"] = self.trace
+        if self.traces:
+            profile["traces"] = self.traces
         if "servers" in summary:
             profile["servers"] = summary["servers"]
         if not figures:
@@ -106,11 +113,20 @@ class Profiler(Callback):
         return ""
 
     def _keep_timeline(self, run: Run, recorded: profiler.Profiler) -> None:
-        self.trace = f"profile/rank-{run.strategy.rank}.trace.json"
-        path = run.folder / self.trace
+        step, rank = run.state.step, run.strategy.rank
+        # VisualDL reads files of this name: the worker, and when it was recorded.
+        trace = f"profile/rank-{rank}_time_step-{step}.paddle_trace.json"
+        path = run.folder / trace
+        views = run.job.callbacks.profiler.views
         with files.writing(path):
             path.parent.mkdir(exist_ok=True)
             recorded.export(str(path), "json")
+            if views:
+                with contextlib.redirect_stdout(io.StringIO()) as tables:
+                    recorded.summary(views=[profiler.SummaryView[view] for view in views])
+                table = path.with_name(f"rank-{rank}_step-{step}.txt")
+                table.write_text(tables.getvalue(), encoding="utf-8")
+        self.traces.append(trace)
         self.slow = training.slow_operators(recorded)
 
 

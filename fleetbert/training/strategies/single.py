@@ -39,6 +39,7 @@ class Single:
 
     def __init__(self, device: str):
         self.device = device
+        self.on_gradients: Callable[[], object] = lambda: None  # before an update; the loop's
 
     def prepare(
         self, task: Trainable, optimizer: Optimizer, schedule: LRScheduler, precision: Precision
@@ -86,6 +87,7 @@ class Single:
         if self.syncs_late:
             self.sync_gradients()
         self.precision.prepare_gradients()
+        self.on_gradients()
         self.scaler.step(self.optimizer)
         if training.found_infinite(self.scaler):
             bad = self.any(not math.isfinite(loss)) or not self.precision.can_back_off
