@@ -45,7 +45,7 @@ class Source(NamedTuple):
     name: str
     program: programs.ProgramDesc
     quantized: dict[str, weights.Quantized]
-    others: dict[str, np.ndarray]
+    others: programs.Parameters
     layers: list[str]
     logits: str
 

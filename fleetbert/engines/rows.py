@@ -107,7 +107,11 @@ def open_bfloat16(folder: Path, options: Options) -> RowsEngine:
     program = programs.read(folder / "x86.pdmodel")
     halves, others = weights.load_halves(folder)
     tables = {name: halves.pop(name) for name in embeddings.words(program) if name in halves}
-    parameters = {**others, **{name: bfloat16.widened(half) for name, half in halves.items()}}
+
+    def make(name: str) -> np.ndarray:
+        return bfloat16.widened(halves[name]) if name in halves else others[name]
+
+    parameters = programs.OnReading([*others, *halves], make)
     return _open(program, parameters, options, tables)
 
 

@@ -251,7 +251,7 @@ def _convert(
 
 def _cut(
     program: programs.ProgramDesc,
-    arrays: dict[str, np.ndarray],
+    arrays: programs.Parameters,
     settings: exits.Settings,
     temporary: Path,
 ) -> dict[str, Path]:

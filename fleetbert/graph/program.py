@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, TypeVar, Union
+from typing import (
+    Callable,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    TypeVar,
+    Union,
+)
 
 import numpy as np
 
@@ -16,7 +26,7 @@ from fleetbert.graph import framework_pb2
 from fleetbert.graph.framework_pb2 import BlockDesc, OpDesc, ProgramDesc, VarDesc, VarType
 
 # Stored tensors by name.
-Parameters = Dict[str, np.ndarray]
+Parameters = Mapping[str, np.ndarray]
 # Of an attribute; a list is of floats or of ints, as its first entry is.
 Value = Union[bool, int, float, str, List[int], List[float]]
 Message = TypeVar("Message", ProgramDesc, BlockDesc, OpDesc, OpDesc.Var, VarDesc)
@@ -338,7 +348,7 @@ def parameter_names(program: ProgramDesc) -> list[str]:
     )
 
 
-def read_parameters(program: ProgramDesc, path: Path) -> Parameters:
+def read_parameters(program: ProgramDesc, path: Path) -> dict[str, np.ndarray]:
     """The tensors of a .pdiparams file (Paddle's save_combine format) by name."""
     data = memoryview(path.read_bytes())
     arrays = {}
@@ -365,10 +375,30 @@ def parameter_bytes(arrays: Parameters) -> bytes:
     return b"".join(parameter_parts(arrays))
 
 
+class OnReading(Parameters):
+    """Parameters that are each made when they are read, and not kept: Paddle copies what it loads,
+    so that all of them together would take their memory a second time."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], np.ndarray]):
+        self._names, self._make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def parameter_parts(arrays: Parameters) -> Iterator[bytes | memoryview]:
     """The same one tensor after the other, whose bytes are not copied."""
     for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name]).reshape(np.shape(arrays[name]))
+        array = arrays[name]
+        array = np.ascontiguousarray(array).reshape(np.shape(array))
         described = VarType.TensorDesc(data_type=_CODES[array.dtype], dims=array.shape)
         text = described.SerializeToString()
         yield struct.pack("<IQIi", 0, 0, 0, len(text)) + text

@@ -82,7 +82,7 @@ def load(folder: Path) -> tuple[dict[str, Quantized], Parameters]:
     return quantized, tensors
 
 
-def _map(path: Path, names: Collection[str]) -> Parameters:
+def _map(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """These tensors, of integers or bfloat16, mapped."""
     length, header = _read_header(path)
     arrays = {}
@@ -118,7 +118,7 @@ def save_halves(folder: Path, halves: Parameters, others: Parameters) -> None:
     (folder / NAME).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
-def load_halves(folder: Path) -> tuple[Parameters, Parameters]:
+def load_halves(folder: Path) -> tuple[dict[str, np.ndarray], Parameters]:
     """What `save_halves` wrote; `halves` are mapped, as integers are by `load`."""
     path = folder / NAME
     _, header = _read_header(path)
@@ -143,20 +143,19 @@ def pick(
     program: ProgramDesc,
     without: Collection[str] = (),
 ) -> Parameters:
-    """The same of what `load` gave, but for those in `without`."""
-    arrays = {}
-    for name in programs.parameter_names(program):
-        if name in without:
-            continue
+    """The same of what `load` gave, but for those in `without`, each when it is read."""
+
+    def make(name: str) -> np.ndarray:
         described = programs.tensor(program.blocks[0], name)
         if name in quantized:
             is_float = described.data_type == programs.VarType.FP32
-            arrays[name] = widen(quantized[name]) if is_float else quantized[name].integers
-        elif name.endswith(SCALE) and name[: -len(SCALE)] in quantized:
-            arrays[name] = quantized[name[: -len(SCALE)]].scales.reshape(described.dims)
-        else:
-            arrays[name] = others[name]
-    return arrays
+            return widen(quantized[name]) if is_float else quantized[name].integers
+        if name.endswith(SCALE) and name[: -len(SCALE)] in quantized:
+            return quantized[name[: -len(SCALE)]].scales.reshape(described.dims)
+        return others[name]
+
+    names = (name for name in programs.parameter_names(program) if name not in without)
+    return programs.OnReading(names, make)
 
 
 def _along(values: np.ndarray, axis: int, dimensions: int) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors import safe_open
 
+from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 
 MATRICES = arrays.arrays(
@@ -65,3 +68,22 @@ def test_bfloat16_is_saved_as_such_and_loaded(tmp_path):
         for name, array in some.items():
             np.testing.assert_array_equal(array, expected[name])
             assert array.dtype == expected[name].dtype
+
+
+def test_float32_weights_are_made_one_at_a_time():
+    """Paddle copies what it loads: all of them together would be there twice."""
+    program = programs.ProgramDesc()
+    block = program.blocks.add(idx=0, parent_idx=-1)
+    quantized = {}
+    for number in range(16):
+        name = f"w{number}"
+        quantized[name] = weights.quantize(np.full((256, 256), number, np.float32), 1)
+        programs.new_variable(block, name, programs.VarType.FP32, [256, 256])
+        block.vars[-1].persistable = True
+    tracemalloc.start()
+    parameters = weights.pick(quantized, {}, program)
+    sizes = [len(part) for part in programs.parameter_parts(parameters)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert max(sizes) == 256 * 256 * 4 and len(sizes) == 2 * len(quantized)
+    assert peak < 6 * max(sizes)
