@@ -12,10 +12,13 @@ import ipaddress
 import json
 import struct
 from array import array
-from typing import Any, Iterable, List, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Iterable, List, NamedTuple, Sequence, Union
 from urllib.parse import quote, urlsplit
 
 import requests
+
+from fleetbert.core.arguments import checked
+from fleetbert.core.errors import UserError
 
 TRIES = 3  # of a question whose version is replaced meanwhile
 Labels = List[Union[str, int]]
@@ -97,6 +100,7 @@ class Client:
     verify: the certificate file of a private certificate authority.
     """
 
+    @checked
     def __init__(
         self,
         url: str,
@@ -105,24 +109,30 @@ class Client:
         verify: bool | str = True,
     ):
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
+        address = urlsplit(self._url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise UserError(f"url: is {url!r}; give host:port, or https://host:port")
+        if not timeout > 0:
+            raise UserError(f"timeout: is {timeout}; it has to be above 0 seconds")
         self._timeout = timeout
         self._labels: dict[tuple[str, str], tuple[str | None, Labels]] = {}  # and their bundle
         self._session = requests.Session()
         self._verify = verify
         # http_proxy is for other machines: a proxy's localhost is the proxy.
-        host = urlsplit(self._url).hostname or ""
+        host = address.hostname
         self._proxies = {"no_proxy": host} if _is_this_machine(host) else None
         if api_key is not None:
             # As a header, it would yield to what ~/.netrc has for the host.
             self._session.auth = functools.partial(_with_key, api_key)
 
+    @checked
     def infer(
         self,
         model: str,
         texts: Iterable[str],
         pairs: Iterable[str] | None = None,
         *,
-        version: str | None = None,
+        version: str | int | None = None,
         speed: float | None = None,
         server_timeout: float | None = None,
     ) -> list[Any]:
@@ -134,11 +144,6 @@ class Client:
         speed: the threshold of early exit, 0 to 1.
         server_timeout: seconds after which the server gives up (ServerError 504).
         """
-        for name, values in (("texts", texts), ("pairs", pairs)):
-            if isinstance(values, (str, bytes)):
-                raise TypeError(f"{name} is one text; give a list of them: [{values[:40]!r}]")
-            if isinstance(values, Mapping):
-                raise TypeError(f"{name} is a {type(values).__name__}; give a list of texts")
         tensors = {"text": list(texts)}
         bodies = [pack(tensors["text"], "texts")]
         if pairs is not None:
@@ -172,7 +177,8 @@ class Client:
             503, f"the answers of model {model} and its labels are of different bundles", 1.0
         )
 
-    def metadata(self, model: str, version: str | None = None) -> dict[str, Any]:
+    @checked
+    def metadata(self, model: str, version: str | int | None = None) -> dict[str, Any]:
         """Return the versions, inputs and outputs of a model."""
         return self._call("GET", _path(model, version)).json()
 
@@ -259,7 +265,7 @@ def _is_this_machine(host: str) -> bool:
         return False
 
 
-def _path(model: str, version: str | None) -> str:
+def _path(model: str, version: str | int | None) -> str:
     path = f"/v2/models/{quote(model, safe='')}"
     return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 

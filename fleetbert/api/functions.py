@@ -22,6 +22,7 @@ from fleetbert.api.results import Run, Variant
 from fleetbert.compat import environment
 from fleetbert.config.names import COLUMNS
 from fleetbert.core import extras, task_names
+from fleetbert.core.arguments import checked
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
 from fleetbert.data import in_memory
@@ -43,6 +44,7 @@ Tables = Mapping[str, Optional[Table]]
 Job = TypeVar("Job", bound=configs.Config)
 
 
+@checked
 def train(
     train: Table | None = None,
     dev: Table | None = None,
@@ -123,6 +125,7 @@ def train(
             return _run(training.train(job, callbacks, named_metrics, names))
 
 
+@checked
 def import_model(
     source: PathLike,
     bundle: PathLike | None = None,
@@ -168,6 +171,7 @@ def import_model(
         return imported.import_model(model, place, labels, pair, max_length, task, pooling).root
 
 
+@checked
 def quantize(
     bundle: PathLike,
     *,
@@ -219,6 +223,7 @@ def quantize(
     return _variant(pipeline.quantize(job))
 
 
+@checked
 def distill(
     teacher: PathLike,
     train: Table | None = None,
@@ -256,6 +261,7 @@ def distill(
             return _run(distillation.distill(job))
 
 
+@checked
 def early_exit(
     bundle: PathLike,
     texts: Table,
@@ -337,8 +343,6 @@ def _refuse_pairs_of_bundle(job: configs.Quantize | configs.SelfDistill, tables:
 def _named(
     metrics: Mapping[str, Metric] | Sequence[Metric], predictions: Predictions
 ) -> dict[str, Metric]:
-    if callable(metrics):
-        raise UserError("metrics: is one function; give a list of them")
     by_name: dict[str, Metric] = {}
     for given in metrics.items() if isinstance(metrics, Mapping) else metrics:
         name, metric = given if isinstance(given, tuple) else (_name_of(given), given)

@@ -24,11 +24,10 @@ from typing import (
     overload,
 )
 
-from pydantic import ValidationError
-
 from fleetbert import config
 from fleetbert.api import notebook
 from fleetbert.compat import environment
+from fleetbert.core.arguments import checked
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
 from fleetbert.data import in_memory
@@ -128,6 +127,7 @@ class Model(Generic[A]):
     folder.
     """
 
+    @checked
     def __init__(
         self,
         bundle: PathLike,
@@ -187,6 +187,7 @@ class Model(Generic[A]):
         """Tokens per text, special tokens included; longer texts are truncated."""
         return self._model.max_length
 
+    @checked
     def predict(
         self,
         texts: Iterable[str],
@@ -218,6 +219,7 @@ class Model(Generic[A]):
 
     __call__ = predict
 
+    @checked
     def predict_proba(
         self,
         texts: Iterable[str],
@@ -233,6 +235,7 @@ class Model(Generic[A]):
         remedy = "use predict, whose answers docs/tasks.md lists"
         return self._tensor("predict_proba", "scores", remedy, texts, pairs, speed)
 
+    @checked
     def encode(self, texts: Iterable[str]) -> np.ndarray:
         """Return embeddings, float32 [texts, width], each of length 1.
 
@@ -241,6 +244,7 @@ class Model(Generic[A]):
         remedy = 'make a bundle of vectors with import_model(..., task="embedding")'
         return self._tensor("encode", "embedding", remedy, texts)
 
+    @checked
     def similarity(self, texts: Iterable[str], others: Iterable[str]) -> np.ndarray:
         """Return the cosine of each text and each of `others`, float32 [texts, others].
 
@@ -281,9 +285,9 @@ class Model(Generic[A]):
     ) -> tuple[answer.Model, list[list[str]]]:
         """The model at this speed, and its texts: one list, or two of the same length."""
         model = self._opened
-        given = [in_memory.texts("texts", texts)]
+        given = [list(texts)]
         if pairs is not None:
-            given.append(in_memory.texts("pairs", pairs))
+            given.append(list(pairs))
         if model.pair != (pairs is not None):
             raise UserError(
                 f"pairs: the model answers {'pairs of texts' if model.pair else 'single texts'}; "
@@ -297,6 +301,7 @@ class Model(Generic[A]):
             model = model._replace(speed=speed)
         return model, given
 
+    @checked
     def evaluate(
         self,
         data: Table,
@@ -316,21 +321,17 @@ class Model(Generic[A]):
         from fleetbert.engines import evaluate  # loads Paddle
 
         with tempfile.TemporaryDirectory() as folder:
-            try:
-                columns = Columns(
-                    text_column=text_column,
-                    text_pair_column=text_pair_column,
-                    label_column=label_column,
-                    quoting=quoting,
-                )
-            except ValidationError as error:
-                wrong = error.errors()[0]
-                raise UserError(
-                    f"{wrong['loc'][0]} is {wrong['input']!r}; {wrong['msg'].lower()}"
-                ) from None
+            columns = config.from_keys(
+                Columns,
+                {
+                    "text_column": text_column,
+                    "text_pair_column": text_pair_column,
+                    "label_column": label_column,
+                    "quoting": quoting,
+                },
+            )
             table = in_memory.of_splits({"data": data})["data"]
-            if table is None:
-                raise UserError("data: is None; give a path, a list of rows or a DataFrame")
+            assert table is not None
             path = in_memory.as_file("data", table, Path(folder), columns=columns)
             task = self._opened.task
             form = task.labels.table_format(path, columns, labelled=True)
@@ -388,6 +389,7 @@ def load(
 def load(
     bundle: PathLike, variant: str = ..., *, task: str, **how: Unpack[Options]
 ) -> Model[Any]: ...
+@checked
 def load(
     bundle: PathLike,
     variant: str = "float32",

@@ -6,7 +6,18 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Literal, Mapping, Protocol, Sequence, TypeVar, Union
+from typing import (
+    Any,
+    Iterable,
+    Iterator,
+    Literal,
+    Mapping,
+    Protocol,
+    Sequence,
+    TypeVar,
+    Union,
+    cast,
+)
 
 from fleetbert.config import Columns
 from fleetbert.core import files
@@ -123,18 +134,6 @@ def refuse_pair(name: str, row: int | None, reader: str) -> None:
         )
 
 
-def texts(name: str, given: Iterable[str]) -> list[str]:
-    """A list, column or generator of texts as a list; UserError where it is none. What its texts
-    are, `read.check_texts` looks at."""
-    if isinstance(given, (str, bytes)):
-        raise UserError(f"{name}: is one text; give a list of texts")
-    # A DataFrame iterates over the names of its columns.
-    is_table = isinstance(given, Mapping) or hasattr(given, "columns")
-    if is_table or not isinstance(given, Iterable):
-        raise UserError(f"{name}: is a {type(given).__name__}; give a list of texts")
-    return list(given)
-
-
 def _splits(table: Any) -> Mapping[str, Table]:
     """The tables of a DatasetDict by name; none of what is a table itself."""
     is_dict = isinstance(table, Mapping) and any(hasattr(t, "features") for t in table.values())
@@ -163,8 +162,8 @@ def _rows(
         return iter(to_dict("records"))
     features = getattr(table, "features", None)  # of a datasets.Dataset
     if features is not None:
-        return (_named(row, features) for row in _iterate(table))
-    return iter(_iterate(table))
+        return (_named(row, features) for row in cast("Iterable[Row]", table))
+    return iter(cast("Iterable[Row]", table))
 
 
 def _column(name: str, column: str, values: object) -> list[object]:
@@ -194,15 +193,6 @@ def _of_equal_length(name: str, columns: Mapping[Key, list[object]]) -> Mapping[
         shown = ", ".join(f"{column!r} has {length}" for column, length in lengths.items())
         raise UserError(f"{name}: its columns have unequal lengths: {shown}; give a value per row")
     return columns
-
-
-def _iterate(table: object) -> Iterable[Row]:
-    if not isinstance(table, Iterable):
-        raise UserError(
-            f"a table is a path, a list of rows, a DataFrame or a Dataset, not a "
-            f"{type(table).__name__}"
-        )
-    return table
 
 
 def _named(value: Any, feature: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Sequence
 
 import numpy as np
 
@@ -28,10 +28,6 @@ def in_order(labels: Iterable[str]) -> list[str]:
 def given(labels: Iterable[object]) -> list[str]:
     """The labels that a caller names, as tables write them: integers and booleans as text.
     UserError for what is no label or is there twice."""
-    if isinstance(labels, (str, bytes, Mapping)) or not isinstance(labels, Iterable):
-        raise UserError(
-            f"labels: is a {type(labels).__name__}; give a list of names, in the logits' order"
-        )
     names = []
     for number, label in enumerate(labels):
         try:

@@ -20,6 +20,7 @@ from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models import pooling as pooling_of
 
 LONGEST = 512  # tokens of a text, where nobody says how many
+SHORTEST = 4  # as `data.max_length` has it
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ def import_model(
         raise UserError(
             f"task: {task!r} follows from the model's head; leave it out, or name {choices}"
         )
+    if max_length is not None and max_length < SHORTEST:
+        raise UserError(f"max_length: is {max_length}; it has to be at least {SHORTEST}")
     names = None if labels is None else labels_of.given(labels)
     program = from_paddle.find(Path(model.init))
     if program is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import pickle
 import re
@@ -18,6 +19,7 @@ import shapes
 from tiny_bert import LABELS, make_bundle
 
 import fleetbert
+from fleetbert.core.arguments import kinds_of
 
 TEXTS = ["word1 word2", "字3", "word4 word5 word6"]
 
@@ -88,18 +90,69 @@ def test_answers_are_a_list_that_a_notebook_shows(model):
     assert "good" not in page  # it went beyond the answers that are shown
 
 
+PUBLIC = [
+    *(fleetbert.train, fleetbert.import_model, fleetbert.quantize, fleetbert.distill),
+    *(fleetbert.early_exit, fleetbert.load, fleetbert.Model.__init__, fleetbert.Model.predict),
+    *(fleetbert.Model.predict_proba, fleetbert.Model.encode, fleetbert.Model.similarity),
+    *(fleetbert.Model.evaluate, fleetbert.Client.__init__, fleetbert.Client.infer),
+    fleetbert.Client.metadata,
+]
+
+
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda function: function.__qualname__)
+def test_all_arguments_are_checked(function):
+    assert hasattr(function, "__wrapped__")
+    parameters = dict(inspect.signature(function).parameters)
+    for name in ("self", "keys"):  # the keys of a config have their own types
+        parameters.pop(name, None)
+    assert [name for name, one in parameters.items() if not kinds_of(one.annotation)] == []
+
+
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("function", "given", "sentence"),
     [
-        ({"data": None}, "data: is None; give"),
-        ({"quoting": "all"}, "quoting is 'all'; input should be 'auto', 'none' or 'minimal'"),
-        ({"text_column": 0}, "text_column is 0; input should be a valid string"),
-        ({"on_bad_line": "warn"}, "on_bad_line is 'warn'; choose stop or skip"),
+        ("load", {"bundle": None}, "bundle: has to be a path, not None"),
+        ("load", {"bundle": ""}, "bundle: has to be a path, not ''"),
+        ("load", {"bundle": b"x"}, "bundle: has to be a path, not b'x'"),
+        ("load", {"threads": "2"}, "threads: has to be an integer or None, not '2'"),
+        ("load", {"threads": True}, "threads: has to be an integer or None, not True"),
+        ("load", {"batch_tokens": 1.5}, "batch_tokens: has to be an integer or None, not 1.5"),
+        ("predict", {"texts": 3}, "texts: has to be a list of texts, not 3"),
+        ("predict", {"speed": "x"}, "speed: has to be a number or None, not 'x'"),
+        ("evaluate", {"data": None}, "data: has to be a path, a list of rows, a DataFrame or a"),
+        ("evaluate", {"quoting": "all"}, "quoting: has to be 'auto' or 'none' or 'minimal', not"),
+        ("evaluate", {"text_column": 0}, "text_column: has to be a string or None, not 0"),
+        ("evaluate", {"text_column": "a\0"}, "text_column: input should hold no NUL"),
+        ("evaluate", {"on_bad_line": "warn"}, "on_bad_line: has to be 'stop' or 'skip', not 'war"),
+        ("train", {"output_dir": 3}, "output_dir: has to be a path or None, not 3"),
+        ("train", {"callbacks": [3]}, "callbacks: has to be a list of instances of fleetbert.Cal"),
+        ("train", {"callbacks": fleetbert.Callback}, "callbacks: has to be a list of instances"),
+        ("train", {"metrics": {"a": 3}}, "metrics: has to be a dict of functions or a list of"),
+        ("import_model", {"max_length": "x"}, "max_length: has to be an integer or None, not 'x'"),
+        ("import_model", {"max_length": 0}, "max_length: is 0; it has to be at least 4"),
+        ("import_model", {"lowercase": "x"}, "lowercase: has to be True or False or None, not"),
+        ("Client", {"url": 3}, "url: has to be a string, not 3"),
+        ("Client", {"url": "ftp://x"}, "url: is 'ftp://x'; give host:port"),
+        ("Client", {"url": ""}, "url: is ''; give host:port"),
+        ("Client", {"url": "x", "timeout": 0}, "timeout: is 0; it has to be above 0 seconds"),
     ],
 )
-def test_evaluate_names_a_wrong_argument(model, changed, sentence):
+def test_a_wrong_argument_is_named(model, function, given, sentence):
+    usual = {
+        "load": {"bundle": "x"},
+        "import_model": {"source": "x"},
+        "predict": {"texts": TEXTS},
+        "evaluate": {"data": [("word1", LABELS[0])]},
+    }
+    of = model if hasattr(model, function) else fleetbert
     with pytest.raises(fleetbert.UserError, match=sentence):
-        model.evaluate(**{"data": [("word1", LABELS[0])], **changed})
+        getattr(of, function)(**{**usual.get(function, {}), **given})
+
+
+def test_numbers_of_numpy_and_unknown_names(model):
+    fleetbert.load(model._named[0], threads=np.int64(1))
+    with pytest.raises(TypeError, match=r"load\(\) got an unexpected keyword argument 'thread'"):
+        fleetbert.load("x", thread=1)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +202,7 @@ def test_type_checkers_know_the_answers(tmp_path):
     (tmp_path / "program.py").write_text(
         """\
 import fleetbert
+from fleetbert.core.arguments import kinds_of
 answer = fleetbert.load("b")(["a"])[0]
 print(answer.label, answer.vector)
 print(answer.labell)  # refused
