@@ -78,6 +78,12 @@ class SpansAnswer(NamedTuple):
     exit_layer: int
 
 
+class ClickAnswer(NamedTuple):
+    """The probability of a click."""
+
+    probability: float
+
+
 class ServerError(Exception):
     """The server refused the request; `status` is the HTTP status, e.g. 404 for an unknown model.
     After a 503 you may try again in `retry_after` seconds."""
@@ -137,7 +143,8 @@ class Client:
         server_timeout: float | None = None,
     ) -> list[Any]:
         """Return one answer per text, in the order of the texts. The model's task decides whether
-        it is an Answer, a LabelsAnswer, a NumberAnswer, a VectorAnswer or a SpansAnswer.
+        it is an Answer, a LabelsAnswer, a NumberAnswer, a VectorAnswer, a SpansAnswer or a
+        ClickAnswer, of rows in place of texts.
 
         pairs: the second texts, if the model takes pairs.
         version: a version's number or an alias ("stable").
@@ -318,6 +325,8 @@ def _agree(outputs: dict[str, Any], labels: Labels) -> bool:
 
 
 def _answers(tensors: dict[str, Any], labels: Labels) -> list[Any]:
+    if "probability" in tensors:
+        return list(map(ClickAnswer, tensors["probability"]))
     layers = tensors["exit_layer"]
     if "spans" in tensors:
         answers = ([Span(**span) for span in json.loads(spans)] for spans in tensors["spans"])

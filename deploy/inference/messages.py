@@ -152,6 +152,7 @@ class Version:
     labels: tuple[str | int, ...] = ()  # as answers in JSON have them
     outputs: tuple[Tensor, ...] = ()  # as its task says them
     pair: bool = False
+    fields: bool = False  # it reads rows of `data.fields`
     max_length: int = 0  # tokens of a text: longer texts are truncated, longer input_ids refused
     vocab_size: int = 0  # input_ids are below it
     pad_id: int = 0  # of input_ids

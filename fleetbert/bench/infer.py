@@ -137,7 +137,9 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     bundle = bundles.read(arguments.bundle)
-    tasks.of(bundle.task).check_answers(str(arguments.bundle))
+    task = tasks.of(bundle.task)
+    task.check_answers(str(arguments.bundle))
+    task.check_of_texts(str(arguments.bundle), "fleetbert bench infer")
     engines, missing = choose(bundle, arguments.engines), []
     with measure.workplace() as (folder, stack):
         texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, folder)

@@ -34,6 +34,7 @@ from fleetbert.bundle.variants import (
     OnnxVariant,
     OtherVariant,
     ProgramVariant,
+    TableVariant,
     Variant,
     WeightOnlyVariant,
 )

@@ -21,6 +21,7 @@ def card(manifest: Manifest) -> str:
     """Markdown: what the model answers, what was measured of each variant, how to use it."""
     import jinja2  # who only reads bundles needs none
 
+    shape = task_names.SHAPES[manifest.task.name]
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -29,7 +30,8 @@ def card(manifest: Manifest) -> str:
     )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         manifest=manifest,
-        tells=task_names.SHAPES[manifest.task.name].tells,
+        tells=shape.tells,
+        of_texts=shape.of_texts,
         row=_row,
         most_labels=MOST_LABELS,
     )

@@ -94,6 +94,16 @@ class ProgramVariant(_Variant):
     pruning: Optional[Pruning] = None
 
 
+class TableVariant(_Variant):
+    """A program for Paddle Inference, beside it a table with a row for each id of a category: ids
+    in ids.npy, ascending, and rows in rows.npy. rows: how many; width: numbers of each."""
+
+    kind: Literal["paddle-inference-table"] = "paddle-inference-table"
+    rows: int = 0
+    width: int = 0
+    max_difference_to_network: Optional[float] = None
+
+
 class OnnxVariant(_Variant):
     """For ONNX Runtime; max_difference_to_float32: of logits, as Paddle Inference gives them."""
 
@@ -237,6 +247,7 @@ def _kind(variant: object) -> str:
 Variant = Annotated[
     Union[
         Annotated[ProgramVariant, Tag("paddle-inference")],
+        Annotated[TableVariant, Tag("paddle-inference-table")],
         Annotated[OnnxVariant, Tag("onnx")],
         Annotated[OnnxInt8Variant, Tag("onnx-int8")],
         Annotated[WeightOnlyVariant, Tag("paddle-inference-weight-only")],

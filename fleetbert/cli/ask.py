@@ -7,6 +7,7 @@ import io
 
 from fleetbert.cli.bundle_options import add_model, load, open_input
 from fleetbert.core.errors import UserError
+from fleetbert.data.read import USUAL
 
 DESCRIPTION = """\
 Print the answers to a few texts: labels with probabilities, values, or named entities.
@@ -34,7 +35,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("ask: give at least one text, or --file")
     texts = [line[:-1].decode("utf-8", "backslashreplace") for line in lines]
     model = load(arguments)
-    for objects, _ in answer.answer_lines(model, io.BytesIO(b"".join(lines)), False):
+    stream, form = io.BytesIO(b"".join(lines)), model.task.labels.input_format("-", USUAL)
+    for objects, _ in answer.answer_lines(model, stream, False, form=form):
         for text, reply in zip(texts, objects):
             print(text)
             if "error" in reply:

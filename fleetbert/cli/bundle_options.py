@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Iterator
 
 from fleetbert import config
 from fleetbert.core.errors import UserError
-from fleetbert.data import read
 
 if TYPE_CHECKING:
     from fleetbert.engines import answer
@@ -94,7 +93,7 @@ def load(arguments: argparse.Namespace) -> answer.Model:
 
 
 @contextmanager
-def open_input(name: str, columns: config.Columns = read.USUAL) -> Iterator[BinaryIO]:
+def open_input(name: str) -> Iterator[BinaryIO]:
     if name == "-":
         yield sys.stdin.buffer
         return
@@ -105,11 +104,4 @@ def open_input(name: str, columns: config.Columns = read.USUAL) -> Iterator[Bina
             raise UserError(
                 f"--input {name}: {error.strerror}; name a file, or - for stdin"
             ) from None
-        if is_table(name):
-            read.check_header(name, columns)  # before the model is loaded
         yield stream
-
-
-def is_table(name: str) -> bool:
-    path = Path(name)
-    return path.suffix.lower() in read.COLUMN_SUFFIXES and path.is_file()  # and no pipe

@@ -11,17 +11,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Iterator
 
+from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.cli.bundle_options import (
     add_columns,
     add_model,
     columns,
-    is_table,
     load,
     open_input,
 )
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
-from fleetbert.data import read
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--abstain is {least}; it has to be from 0 to 1")
     lines = failed = cut = abstained = 0
     names = columns(arguments)
-    with open_input(arguments.input, names) as stream:
+    form = tasks.of(bundles.read(arguments.bundle).task).labels.input_format(arguments.input, names)
+    with open_input(arguments.input) as stream:
         model = load(arguments)
         if least is not None and not model.task.shape.picks_label:
             raise UserError(
@@ -83,13 +84,6 @@ def run(arguments: argparse.Namespace) -> None:
             )
         with _open_output(arguments.output) as output, answer.progress() as bar:
             jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
-            form = None
-            if is_table(arguments.input):
-                form = read.table_format(
-                    arguments.input, pair=model.pair, labelled=False, columns=names
-                )
-            elif Path(arguments.input).suffix.lower() in read.TAG_SUFFIXES:
-                form = read.table_format(arguments.input, pair=False, labelled=False, label="spans")
             windows = answer.answer_lines(model, stream, jsonl, columns=names, form=form)
             for objects, counts in windows:
                 for line in objects:

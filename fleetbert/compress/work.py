@@ -108,6 +108,7 @@ class Work:
 def open_work(job: config.Quantize) -> Work:
     """Read, verify and open what the job names; UserError for what cannot be a source."""
     bundle = bundles.read(job.bundle)
+    tasks.get(bundle.task.name).check_of_texts(str(bundle.root), "fleetbert quantize")
     variant = bundle.variant(job.source)
     if not isinstance(variant, bundles.ProgramVariant):
         raise UserError(

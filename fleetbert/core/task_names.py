@@ -16,7 +16,7 @@ class Shape(NamedTuple):
     """What a task declares; the defaults are those of a label for each text.
 
     what: more of it than its name says, for `--help`.
-    of_texts: False: its rows are no texts, and its task is one of `tasks.ROWS`.
+    of_texts: False: it is asked rows of `data.fields`, and is a `tasks.task.RowTask`.
     pair: a question is two texts.
     head: of the network, see `models.task_heads`.
     label: how a table writes what is learned, of `data.written.KINDS`.
@@ -101,8 +101,9 @@ SHAPES: dict[str, Shape] = {shape.name: shape for shape in (
         what="masked-language modelling", head="masked_words", labelled=False,
         least_labels=0, outputs=2,  # PaddleNLP's config knows no fewer labels
         counts="masked words"),
-    UNASKED._replace(
-        name="ctr", what="clicks, from rows in Criteo's format: docs/wide_deep.md", of_texts=False),
+    NUMBER._replace(
+        name="ctr", what="clicks, from rows in Criteo's format: docs/wide_deep.md", of_texts=False,
+        outputs=1, tells="the probability of a click", counts="rows"),
 )}  # fmt: skip
 
 

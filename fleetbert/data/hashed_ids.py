@@ -31,3 +31,9 @@ def mixed(numbers: np.ndarray) -> np.ndarray:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
+
+
+def places_of(ids: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where `ids` are in `known`, which are ascending and at least one, and whether they are."""
+    places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    return places, known[places] == ids

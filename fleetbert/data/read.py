@@ -226,7 +226,7 @@ def iter_lines(
     if form is None and jsonl is None:
         jsonl = line.lstrip().startswith(b"{")
         form = None if jsonl else _header_or_none(line, pair, columns)
-    if form is None or form.kind == "conll":  # else it is the header
+    if form is None or form.columns is None:  # else it is the header
         lines = chain([(number, line)], lines)
     if form is None and jsonl:
         form = Format("jsonl", None, pair, False, columns.names(), label="")
@@ -259,11 +259,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers from 1."""
     with opened(path) as file:
         yield from enumerate(file, 1)
-
-
-def check_header(path: str | Path, columns: Columns) -> None:
-    """UserError unless a file of columns has the texts that can be asked."""
-    _header(Path(path), None, False, columns)
 
 
 def _with_header(path: Path, pair: bool | None, labelled: bool, columns: Columns) -> Format:

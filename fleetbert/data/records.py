@@ -14,7 +14,7 @@ from typing import Collection, Dict, Iterable, Iterator, Literal, NamedTuple, Se
 
 from fleetbert.config import Columns
 from fleetbert.core import charset
-from fleetbert.data import conll, written
+from fleetbert.data import conll, fields, written
 from fleetbert.data.written import LineError, fault_of
 
 Row = Dict[str, object]  # of JSON or of a table, by column
@@ -56,7 +56,8 @@ class Example(NamedTuple):
 class Format(NamedTuple):
     """How the lines of a file become examples.
 
-    kind: "tsv" (CSV too), "jsonl", "conll" or "plain" (the whole line is the text).
+    kind: "tsv" (CSV too), "jsonl", "conll", "fields" (rows of `data.fields`) or "plain" (the whole
+        line is the text).
     columns: the header of a table with columns, else None.
     names: the names that each field of an example may have, see `config.Columns.names`.
     pair: whether a `text_b` is needed; None takes it where there is one.
@@ -105,6 +106,13 @@ class Format(NamedTuple):
             if len(texts) != 1 + bool(self.pair):
                 raise LineError(f"has {len(texts)} tab-separated columns where a pair needs two")
             return _example(dict(zip(("text_a", "text_b"), texts)), number, self)
+        if self.kind == "fields":
+            row = fields.split(line.rstrip(b"\r\n"), self.labelled)
+            reason = fields.problem(row, self.labelled)
+            if reason:
+                raise LineError(reason)
+            label, *rest = (field.decode("utf-8", "surrogateescape") for field in row)
+            return Example("\t".join(rest), None, label or None, number)
         if self.kind == "conll":
             lines = _decode_lines(line)
             text, spans = conll.parse(lines, self.labelled)

@@ -35,6 +35,7 @@ BFLOAT16 = "paddle-inference-bfloat16"
 EARLY_EXIT = "paddle-inference-early-exit"
 ONNX = "onnx"
 ONNX_INT8 = "onnx-int8"
+TABLE = "paddle-inference-table"
 LITE = "paddle-lite"
 LITE_EARLY_EXIT = "paddle-lite-early-exit"
 

@@ -67,6 +67,7 @@ def export_lite(
     """
     _check_choice(target, precision, early_exit, measure)
     bundle = bundles.read(path)
+    tasks.get(bundle.task.name).check_of_texts(str(path), "fleetbert export")
     _check_task(bundle, early_exit)
     tokenizer = _compiled(bundle)
     made_from = STATIC if precision == "static-int8" else "float32"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fleetbert
 from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
@@ -33,6 +34,7 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> bundles.Bundle:
     if opset not in OPSETS:
         raise UserError(f"opset is {opset}; choose one from {OPSETS[0]} to {OPSETS[-1]}")
     bundle = bundles.read(path)
+    tasks.get(bundle.task.name).check_of_texts(str(path), "fleetbert export")
     source = bundle.folder("float32")
     bundles.verify(bundle, "float32")
 

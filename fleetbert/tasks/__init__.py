@@ -1,7 +1,6 @@
 """What a model learns and answers, a folder for each kind. No Paddle, but in the modules `loss`.
 
-A kind from outside the package is a `Task`, given to `register`. Tasks whose rows are no texts are
-in `ROWS`.
+A kind from outside the package is a `Task`, given to `register`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fleetbert.tasks.metrics import Metrics
 from fleetbert.tasks.multi_label import MULTI_LABEL
 from fleetbert.tasks.ranking import RANKING
 from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
-from fleetbert.tasks.task import RowTask, Task
+from fleetbert.tasks.task import Task
 from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION
 
 __all__ = [
@@ -53,11 +52,11 @@ BUILT_IN: tuple[Task, ...] = (
     TOKEN_CLASSIFICATION,
     EMBEDDING,
     MASKED_WORDS,
+    CLICKS,
 )
-ROWS: dict[str, RowTask] = {CLICKS.shape.name: CLICKS}
 _tasks: Registry[Task] = Registry("task.name", {})
 # The figures that pages and progress show of an evaluation, and what they call them.
-FIGURES: dict[str, str] = {**dict(CLICKS.figures)}
+FIGURES: dict[str, str] = {}
 
 
 def register(task: Task) -> None:
@@ -68,7 +67,7 @@ def register(task: Task) -> None:
 
 
 def get(name: str) -> Task:
-    """The task of texts that `task.name` of a job or a bundle names."""
+    """The task that `task.name` of a job or a bundle names."""
     return _tasks[name]
 
 

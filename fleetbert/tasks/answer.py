@@ -78,7 +78,8 @@ class Answers:
         return outputs
 
     def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:
-        """What a server tells of each text, `exit_layer` last; outputs: see `Task.outputs`."""
+        """What a server tells of each text, `exit_layer` last where a network has layers; outputs:
+        see `Task.outputs`."""
         return []
 
     def tell(self, labels: Sequence[Any], outputs: np.ndarray) -> list[Values]:

@@ -33,6 +33,15 @@ class Labels:
             path, pair=self.shape.pair, labelled=labelled, columns=columns, label=self.shape.label
         )
 
+    def input_format(self, path: str | Path, columns: schema.Columns) -> read.Format | None:
+        """How what is asked of a model is read; None: the first line tells."""
+        suffix = Path(path).suffix.lower()
+        if suffix in read.COLUMN_SUFFIXES and Path(path).is_file():  # and no pipe
+            return read.table_format(path, pair=self.shape.pair, labelled=False, columns=columns)
+        if suffix in read.TAG_SUFFIXES:
+            return read.table_format(path, pair=False, labelled=False, label="spans")
+        return None
+
     def texts(self, examples: Sequence[read.Example]) -> tuple[list[str], list[str] | None]:
         """What the network is asked for examples: texts, and as many second ones where it takes
         pairs. `Evaluator.per_example` puts together what it gives."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -12,9 +12,8 @@ from fleetbert.core.errors import UserError
 from fleetbert.core.task_names import Shape
 from fleetbert.tasks.answer import Answers
 from fleetbert.tasks.collect import Arrays, Collector
-from fleetbert.tasks.evaluator import Criterion, Evaluator
+from fleetbert.tasks.evaluator import Evaluator
 from fleetbert.tasks.labels import Labels
-from fleetbert.tasks.metrics import Metrics
 
 if TYPE_CHECKING:
     from fleetbert.tasks.loss import Loss
@@ -93,6 +92,14 @@ class Task:
                 "lists what takes every task"
             )
 
+    def check_of_texts(self, where: str, command: str) -> None:
+        """UserError if a bundle of it, at `where`, has no encoder, which `command` needs."""
+        if not self.shape.of_texts:
+            raise UserError(
+                f"bundle {where} answers rows of fields (task {self.name}), and {command} takes "
+                "models of texts; evaluate, predict, ask and serve take both"
+            )
+
     def check_answers(self, where: str) -> None:
         """UserError unless a bundle of it, at `where`, can be asked."""
         if not self.shape.answers:
@@ -121,19 +128,26 @@ class RowCollector(Collector, Protocol):
         """Those of the rows `part`, each with its weight."""
 
 
-class RowTask(NamedTuple):
+class RowTask(Task):
     """A task on rows that are no texts (`shape.of_texts` is False); `training.rows` trains it.
 
-    read: the rows of a file; the second argument is `data.on_bad_line`. check_dev: UserError where
-    the labels of the rows, of the file of this name, cannot be evaluated on. loss: the module that
-    has `build` (the network of a job) and `loss` (as `tasks.loss.Loss.loss`); it loads Paddle.
+    read: the rows of a file; the second argument is `data.on_bad_line`. collector: of the rows and
+    the job. loss: the module that has `build` (the network of a job) and `loss` (as
+    `tasks.loss.Loss.loss`); it loads Paddle.
     """
 
-    shape: Shape
-    read: Callable[[str | Path, str], Rows]
-    check_dev: Callable[[str, np.ndarray], None]
-    collector: Callable[..., RowCollector]  # of the rows and the job
-    evaluate: Callable[[np.ndarray, np.ndarray], Metrics]
-    criterion: Criterion
-    figures: Sequence[tuple[str, str]]
     loss: str
+
+    def __init__(
+        self,
+        shape: Shape,
+        metrics: type[Evaluator],
+        answer: type[Answers],
+        labels: type[Labels],
+        *,
+        loss: str,
+        read: Callable[[str | Path, str], Rows],
+        collector: Callable[..., RowCollector],
+    ):
+        super().__init__(shape, metrics, answer, labels, loss=loss)
+        self.read, self.collector = read, collector

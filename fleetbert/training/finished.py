@@ -9,7 +9,6 @@ from typing import Iterator
 
 import fleetbert
 from fleetbert import config
-from fleetbert.core import task_names
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +21,7 @@ def is_finished(job: config.Config) -> bool:
     need not be read.
     """
     folder = Path(job.output_dir)
-    results = [folder / "model", folder / "summary.json"]
-    if task_names.SHAPES[job.task.name].of_texts:
-        results.append(folder / "bundle" / "manifest.json")
+    results = [folder / "model", folder / "summary.json", folder / "bundle" / "manifest.json"]
     if job.callbacks.report:
         results.append(folder / "report.html")
     if job.trainer.resume != "auto" or not all(path.exists() for path in results):

@@ -36,12 +36,12 @@ Job = TypeVar("Job", bound=schema.Config)
 class Result(NamedTuple):
     """The files and metrics of a training job.
 
-    bundle: None for rows that are no texts. report: report.html, if the job writes it. metrics:
+    report: report.html, if the job writes it. metrics:
     those of the best step on `data.dev`; empty without it. summary: the content of summary.json.
     """
 
     output_dir: Path
-    bundle: Path | None
+    bundle: Path
     report: Path | None
     metrics: Metrics
     summary: Summary
@@ -57,7 +57,7 @@ def train(
 
     `job.output_dir` then holds summary.json, metrics.jsonl, profile.json, report.html,
     visualdl/, checkpoints/, model/ (Hugging Face format) and bundle/, of the best step; of rows
-    no bundle/, and model/ as `rows.write_model` has it. `callbacks` come after the job's own.
+    model/ as `rows.write_model` has it. `callbacks` come after the job's own.
     `metrics` are computed at each evaluation besides the task's, see `texts.Metric`. `labels`: all
     of them, in the order of the logits; None: those of the training texts, sorted.
     UserError for what is wrong with the job or its data, and while another job writes output_dir;
@@ -87,7 +87,7 @@ def result(job: schema.Config, summary: Summary) -> Result:
     folder = Path(job.output_dir)
     return Result(
         folder,
-        folder / "bundle" if task_names.SHAPES[job.task.name].of_texts else None,
+        folder / "bundle",
         folder / "report.html" if job.callbacks.report else None,
         {name: value for name, value in summary["dev"].items() if name not in ("step", "metric")},
         summary,
@@ -285,10 +285,10 @@ def _write_results(run: Run, summary: Summary) -> None:
 
 
 def _write_rows(run: Run, summary: Summary) -> None:
-    """Write `model/`, with the network and its table. A bundle cannot hold a table."""
+    """Write `model/` and `bundle/`, with the network and its table."""
     rows.write_model(run, best_weights(run))
     write_summary(run, summary)
-    log.info(f"done: {run.folder}/summary.json, {run.folder}/report.html, {run.folder}/model")
+    log.info(f"done: {run.folder}/summary.json, {run.folder}/report.html, {run.folder}/bundle")
 
 
 def best_weights(run: Run) -> Tensors:

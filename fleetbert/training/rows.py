@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import tempfile
 from functools import cached_property
+from pathlib import Path
 from typing import Sequence
 
 import numpy as np
 import paddle
 from paddle import nn
 
+from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 from fleetbert.data.read import lines_at
+from fleetbert.data.tokenizers import fields as tokenizer
+from fleetbert.export.rows import export_rows
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
+from fleetbert.tasks.evaluator import together
 from fleetbert.tasks.task import Rows, RowTask
 from fleetbert.training import checkpoint
 from fleetbert.training.loop import Run
@@ -77,17 +83,15 @@ class RowTraining(Trainable):
         return self.tensors(self.task.collector(self.dev, self.job).arrays(part, ones))
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
-        return {"rows": arrays["texts"], "logits": network(**arrays["inputs"]).numpy()}
+        return {"texts": arrays["texts"], "logits": network(**arrays["inputs"]).numpy()[:, None]}
 
     def evaluate(self, parts: Sequence[Part]) -> Metrics:
         assert self.dev is not None
-        logits = np.zeros(len(self.dev.labels), np.float32)
-        for part in parts:
-            logits[part["rows"]] = part["logits"]
-        return self.task.evaluate(self.dev.labels, logits)
+        logits = together(parts, self.task.room(len(self.dev.labels), []))
+        return self.task.metrics.evaluate(self.dev.labels, logits, [])
 
     def criterion(self, metrics: Metrics) -> Criterion:
-        return self.task.criterion
+        return self.task.metrics.criterion(self.job.trainer.best_metric, metrics)
 
     def locate(self, indices: Sequence[int]) -> list[Described]:
         numbers = [int(self.train.lines[index]) for index in indices]
@@ -103,22 +107,41 @@ def open_rows(job: schema.Config, connected: Single | None = None) -> RowTrainin
             f"task.name: {job.task.name} trains in one process, or on servers (strategy.name: "
             f"parameter_server); not in {ranks} ranks that each have a table"
         )
-    task, data = tasks.ROWS[job.task.name], job.data
+    task, data = tasks.get(job.task.name), job.data
+    assert isinstance(task, RowTask)
     assert data.train is not None  # `data.builtin` is refused
     train = task.read(data.train, data.on_bad_line)
     dev = task.read(data.dev, data.on_bad_line) if data.dev else None
     if dev is not None:
-        task.check_dev(dev.name, dev.labels)
+        task.labels.check_targets(f"data.dev: {dev.name}", dev.labels)
     return RowTraining(task, job, train, dev)
 
 
 def write_model(run: Run, tensors: Tensors) -> None:
-    """`model/` in the run's folder: the network's `tensors` of the best step, as NumPy's .npz,
-    and the rows of that step's checkpoint."""
-    folder = run.folder
+    """`model/` and `bundle/` in the run's folder, of the network's `tensors` of the best step and
+    the rows of that step's checkpoint. In `model/` tensors are NumPy's .npz."""
+    folder, task = run.folder, run.task
+    assert isinstance(task, RowTraining)
     step = (run.state.best or {}).get("step", run.state.step)
     saved = checkpoint.of_step(folder / "checkpoints", step)
     model = folder / "model"
     with files.writing(model), files.replacing_folder(model, ".model-") as new:
         np.savez(new / "network.npz", **{name: t.numpy() for name, t in tensors.items()})
         shutil.copyfile(saved / FILE, new / FILE)
+    network = task.module.build(run.job)
+    network.set_state_dict(tensors)
+    accuracy, metric = [], task.task.metrics.gate_metric
+    best = run.state.best or {}
+    if task.dev is not None and metric in best:
+        accuracy = [
+            bundles.Accuracy(data=task.dev.name, n=best["n"], metric=metric, accuracy=best[metric])
+        ]
+    with files.writing(folder / "bundle"), tempfile.TemporaryDirectory() as scratch:
+        export_rows(
+            folder / "bundle",
+            network,
+            lambda target: task.table.export(saved / FILE, target),
+            task=run.job.task.name,
+            tokenizer=tokenizer.write(Path(scratch)),
+            accuracy=accuracy,
+        )

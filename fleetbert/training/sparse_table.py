@@ -18,7 +18,7 @@ import numpy as np
 import paddle
 
 from fleetbert import config as schema
-from fleetbert.data.hashed_ids import mixed
+from fleetbert.data.hashed_ids import mixed, places_of
 from fleetbert.tasks import Arrays
 
 SEEN = 0  # until the id has a row: how often it was seen; then that it has one
@@ -51,8 +51,7 @@ class LocalStore:
         return np.zeros((len(self.ids), self.width), np.float32)
 
     def pull(self, ids: np.ndarray) -> np.ndarray:
-        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        known = self.ids[places] == ids
+        places, known = places_of(ids, self.ids)
         return np.where(known[:, None], self.rows[places], np.float32(0))
 
     def push(self, ids: np.ndarray, change: np.ndarray) -> None:
@@ -169,6 +168,22 @@ class SparseTable:
                 records = np.empty(int(seen.sum()), record(self.width))
                 records["id"], records["row"] = ids[seen], rows[seen]
                 file.write(records.tobytes())
+
+    def export(self, path: Path, folder: Path) -> None:
+        """Write what answers need of a file of `save` to `folder`: ids.npy, int64 [rows], and
+        rows.npy, float32 [rows, weights], of the ids that have entered."""
+        saved = opened(path, self.width)
+        parts = [slice(start, start + AT_ONCE) for start in range(0, len(saved), AT_ONCE)]
+        entered = [saved["row"][part, SEEN] >= self.needed for part in parts]
+        count = sum(int(one.sum()) for one in entered)
+        ids = np.lib.format.open_memmap(folder / "ids.npy", "w+", np.int64, (count,))
+        shape = (count, self.width - WEIGHTS)
+        rows = np.lib.format.open_memmap(folder / "rows.npy", "w+", np.float32, shape)
+        end = 0
+        for part, chosen in zip(parts, entered):
+            begin, end = end, end + int(chosen.sum())
+            ids[begin:end] = saved["id"][part][chosen]
+            rows[begin:end] = saved["row"][part][chosen, WEIGHTS:] + self.initial(ids[begin:end])
 
 
 def record(width: int) -> np.dtype:

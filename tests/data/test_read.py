@@ -320,8 +320,9 @@ def test_a_quoted_table_is_asked_record_by_record(tmp_path):
 
 
 def test_header_of_csv_names_what_separates_it(tmp_path):
-    reading.check_header(write(tmp_path, "label;text_a\n", "a.csv"), Columns())
-    message = error_of(reading.check_header, write(tmp_path, "label,body\n", "b.csv"), Columns())
+    how = {"pair": None, "labelled": False}
+    table_format(write(tmp_path, "label;text_a\n", "a.csv"), **how)
+    message = error_of(table_format, write(tmp_path, "label,body\n", "b.csv"), **how)
     assert "the comma-separated header has no 'text_a'" in message
 
 

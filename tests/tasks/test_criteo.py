@@ -13,6 +13,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from fleetbert import config
 from fleetbert.core.errors import UserError
+from fleetbert.data import fields
 from fleetbert.tasks.ctr import criteo, criteo_made
 from fleetbert.tasks.ctr import labels as ctr
 
@@ -121,7 +122,7 @@ def test_a_file_without_rows_is_an_error(tmp_path):
 
 
 def test_numbers_become_logarithms_and_flags():
-    actual = criteo.features(
+    actual = fields.features(
         np.array([[0, math.e - 1, 1 - math.e, math.nan, *[7] * 9]], np.float32)
     )
     assert actual.shape == (1, 26)

@@ -21,10 +21,10 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
+from fleetbert import tasks
 from fleetbert.tasks import metrics
 from fleetbert.tasks.classification import metrics as classes
 from fleetbert.tasks.ctr import metrics as clicks
-from fleetbert.tasks.ctr import metrics as ctr
 from fleetbert.tasks.embedding import metrics as vectors
 from fleetbert.tasks.multi_label import metrics as several
 from fleetbert.tasks.ranking import metrics as rankings
@@ -134,7 +134,8 @@ def test_auc_and_log_loss_are_scikit_learns(seed, rows, levels):
     logits = np.where(
         rng.random(rows) < 0.5, rng.integers(0, levels, rows), rng.normal(size=rows) * 3
     ).astype(np.float32)
-    actual = ctr.evaluate(truth.astype(np.float32), logits)
+    evaluate = tasks.get("ctr").metrics.evaluate
+    actual = evaluate(truth.astype(np.float32), logits[:, None], [])
     assert actual["n"] == rows
     assert actual["auc"] == pytest.approx(roc_auc_score(truth, logits), abs=1e-9)
     chances = 1 / (1 + np.exp(-logits.astype(np.float64)))

@@ -14,6 +14,7 @@ from servers import ended
 from sklearn.metrics import roc_auc_score
 
 from fleetbert.core.errors import UserError
+from fleetbert.data import fields
 from fleetbert.tasks.ctr import criteo
 from fleetbert.training import job as training
 from fleetbert.training import sparse_table
@@ -61,7 +62,7 @@ def test_the_model_folder_answers_as_the_run_did(clicks, output):
     places = np.searchsorted(saved["id"], dev.ids)
     assert (saved["id"][places] == dev.ids).all()  # 20 categories a column: all were seen
     found = (saved["row"][:, sparse_table.WEIGHTS :] + table.initial(saved["id"]))[places]
-    numbers = criteo.features(dev.numbers)
+    numbers = fields.features(dev.numbers)
     deep = np.concatenate([found[:, :, 1:].reshape(len(dev.labels), -1), numbers], axis=1)
     deep = np.maximum(deep @ weights["deep.0.weight"] + weights["deep.0.bias"], 0)
     deep = deep @ weights["deep.2.weight"] + weights["deep.2.bias"]
@@ -112,7 +113,7 @@ def test_keys_that_cannot_be(clicks, tmp_path, changes, message):
 def test_dev_rows_of_one_kind_are_refused_before_the_first_step(clicks, tmp_path):
     path = tmp_path / "ones.tsv"
     path.write_text("1" + "\t" * 39 + "\n")
-    with pytest.raises(UserError, match=r"data\.dev: all rows of .*ones\.tsv have the label 1"):
+    with pytest.raises(UserError, match=r"data\.dev: .*ones\.tsv: all rows have the label 1"):
         train(clicks, tmp_path / "output", {"data.dev": str(path)})
 
 

@@ -11,7 +11,12 @@ from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse,
 from fleetbert.deploy.inference.protocol.validation import RawRequest, check_tensor_parameters
 
 # Where the elements of a datatype are, in requests that are not raw.
-CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents"}
+CONTENTS = {
+    "BYTES": "bytes_contents",
+    "INT64": "int64_contents",
+    "INT32": "int_contents",
+    "FP32": "fp32_contents",
+}
 
 Message = Any  # grpc has no types; one of `pb`, by the method
 

@@ -10,6 +10,7 @@ import re
 from typing import TypedDict
 
 import fleetbert
+from fleetbert.data import fields
 from fleetbert.deploy.inference.messages import (
     Core,
     Failure,
@@ -94,7 +95,8 @@ def model_config(core: Core, model: str, version: str | None = None) -> dict[str
     found = core.find(model, version)
 
     def describe(name: str, datatype: str, shape: tuple[int, ...]) -> dict[str, object]:
-        told: dict[str, object] = {"optional": True} if name in IDS else {}
+        instead = ("text",) if found.fields else IDS
+        told: dict[str, object] = {"optional": True} if name in instead else {}
         return {"name": name, "data_type": TYPES[datatype], "dims": shape, **told}
 
     return {
@@ -146,6 +148,12 @@ def check_name(model: str) -> str:
 
 
 def _inputs(version: Version) -> list[tuple[str, str, tuple[int, ...]]]:
+    if version.fields:
+        return [
+            ("dense", "FP32", (-1, fields.NUMBERS)),
+            ("sparse", "BYTES", (-1, fields.CATEGORIES)),
+            ("text", "BYTES", (-1,)),
+        ]
     texts = ("text", "text_pair") if version.pair else ("text",)
     return [
         *((name, "BYTES", (-1,)) for name in texts),

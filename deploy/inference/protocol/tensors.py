@@ -58,7 +58,7 @@ def read_texts(tensor: Tensor, max_texts: int, max_bytes: int) -> list[str]:
     if type(shape) is list and len(shape) == 2 and type(shape[1]) is int and shape[1] == 1:
         tensor = _without_column(tensor)
     if tensor.datatype != "BYTES":
-        raise refuse(f"datatype of input '{name}' is {show(tensor.datatype)}; it has to be BYTES")
+        raise _wrong_datatype(tensor, "BYTES")
     (count,) = _read_shape(tensor, "[texts]", max_texts)
     if tensor.raw:
         texts = _decode(name, _split(name, bytes(tensor.values), count))
@@ -103,9 +103,7 @@ def read_integers(
     name = tensor.name
     dtype = INTEGERS.get(tensor.datatype) if isinstance(tensor.datatype, str) else None
     if dtype is None:
-        raise refuse(
-            f"datatype of input '{name}' is {show(tensor.datatype)}; it has to be INT64 or INT32"
-        )
+        raise _wrong_datatype(tensor, "INT64 or INT32")
     count, length = _read_shape(tensor, "[texts, tokens]", max_texts)
     if length > max_length:
         raise refuse(
@@ -129,6 +127,78 @@ def read_integers(
             f"{meaning} are 0 to {limit - 1}"
         )
     return array
+
+
+def read_numbers(tensor: Tensor, max_rows: int, columns: int) -> np.ndarray:
+    """float32 [rows, columns] of an FP32 tensor; what is null in JSON is NaN, which is missing."""
+    if tensor.datatype != "FP32":
+        raise _wrong_datatype(tensor, "FP32")
+    rows = _read_rows(tensor, max_rows, columns)
+    if tensor.raw:
+        if len(tensor.values) != 4 * rows * columns:
+            raise _wrong_count(tensor.name, len(tensor.values) // 4, tensor.shape)
+        array = np.frombuffer(tensor.values, "<f4")
+    else:
+        values = _flatten(tensor, rows, columns)
+        for number, value in enumerate(values):
+            if value is not None and type(value) is not float and type(value) is not int:
+                raise refuse(
+                    f"element {number} of input '{tensor.name}' is {show(value)}; "
+                    "it has to be a number, or null where it is missing"
+                )
+        with np.errstate(over="ignore"):  # infinity is refused below
+            array = np.array(values, np.float64).astype(np.float32)
+    array = array.reshape(rows, columns)
+    if np.isinf(array).any():
+        row, column = np.argwhere(np.isinf(array))[0].tolist()
+        raise refuse(
+            f"input '{tensor.name}' holds {array[row, column]} at [{row}, {column}]; numbers are "
+            "finite"
+        )
+    return array
+
+
+def read_categories(tensor: Tensor, max_rows: int, columns: int, max_bytes: int) -> np.ndarray:
+    """Bytes [rows, columns] of a BYTES tensor; an empty one is missing."""
+    name = tensor.name
+    if tensor.datatype != "BYTES":
+        raise _wrong_datatype(tensor, "BYTES")
+    rows = _read_rows(tensor, max_rows, columns)
+    if tensor.raw:
+        values = _split(name, bytes(tensor.values), rows * columns)
+    else:
+        values = _flatten(tensor, rows, columns)
+    categories = []
+    for number, value in enumerate(values):
+        if type(value) is not str and type(value) is not bytes:
+            raise refuse(
+                f"element {number} of input '{name}' is {show(value)}; it has to be a string "
+                "(BYTES), empty where it is missing"
+            )
+        category = value if type(value) is bytes else value.encode("utf-8", "surrogatepass")
+        if len(category) > max_bytes or b"\0" in category:
+            raise refuse(
+                f"element {number} of input '{name}' is {show(value)}; a category has at most "
+                f"{max_bytes} bytes, none of them NUL"
+            )
+        categories.append(category)
+    return np.array(categories, "S").reshape(rows, columns)
+
+
+def _read_rows(tensor: Tensor, max_rows: int, columns: int) -> int:
+    """How many rows a tensor [rows, columns] has."""
+    rows, width = _read_shape(tensor, f"[rows, {columns}]", max_rows)
+    if width != columns:
+        raise refuse(
+            f"input '{tensor.name}' has {show(width)} columns; the model was trained on {columns}"
+        )
+    return rows
+
+
+def _wrong_datatype(tensor: Tensor, wanted: str) -> Failure:
+    return refuse(
+        f"datatype of input '{tensor.name}' is {show(tensor.datatype)}; it has to be {wanted}"
+    )
 
 
 def outputs(response: Response, names: Sequence[str] = ()) -> list[Output]:

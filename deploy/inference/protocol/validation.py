@@ -7,10 +7,14 @@ from typing import Container, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.data import fields
+from fleetbert.data.hashed_ids import hashed
 from fleetbert.deploy.inference.messages import Request, Version, list_names, show
 from fleetbert.deploy.inference.protocol.tensors import (
     Tensor,
+    read_categories,
     read_integers,
+    read_numbers,
     read_texts,
     refuse,
 )
@@ -18,6 +22,7 @@ from fleetbert.deploy.inference.settings import Safety
 
 IDS = ("input_ids", "token_type_ids", "attention_mask")
 INPUTS = ("text", "text_pair", *IDS)
+FIELDS = ("dense", "sparse")  # of models of rows, in place of texts that are rows
 PARAMETERS = ("timeout", "speed", "truncate", "binary_data_output")  # of a request
 TOKEN_TYPES = 2  # BERT's segments
 # A timer has to hold it; whoever waits longer than a day waits for ever.
@@ -61,16 +66,17 @@ def validate(
     if len(inputs) != len(raw.inputs):
         raise refuse(f"input '{_repeated(t.name for t in raw.inputs)}' is given twice")
     for name in inputs:
-        if name not in INPUTS or (name == "text_pair" and not target.pair):
+        known = (*FIELDS, "text") if target.fields else INPUTS
+        if name not in known or (name == "text_pair" and not target.pair):
             takes = "text and text_pair" if target.pair else "text"
+            ids = " and ".join(FIELDS if target.fields else IDS[:2])
             raise refuse(
-                f"input {show(name)} is unknown; model {target.model} takes {takes}, "
-                "or input_ids and token_type_ids"
+                f"input {show(name)} is unknown; model {target.model} takes {takes}, or {ids}"
             )
     for name in raw.outputs:
-        known = [tensor.name for tensor in target.outputs]
-        if name not in known:
-            raise refuse(f"output {show(name)} is unknown; choose from {', '.join(known)}")
+        told = [tensor.name for tensor in target.outputs]
+        if name not in told:
+            raise refuse(f"output {show(name)} is unknown; choose from {', '.join(told)}")
     if len(set(raw.outputs)) != len(raw.outputs):
         raise refuse(f"output '{_repeated(raw.outputs)}' is asked for twice")
     texts = texts_b = None
@@ -78,6 +84,8 @@ def validate(
     first_lengths: Sequence[int] = ()
     if "text" in inputs:
         texts, texts_b = _read_texts(inputs, target, safety)
+    elif target.fields:
+        ids, first_lengths = _read_fields(inputs, safety)
     else:
         ids, first_lengths = _read_ids(inputs, target, safety)
     return Request(
@@ -98,7 +106,7 @@ def _read_texts(
     inputs: Mapping[str, Tensor], target: Version, safety: Safety
 ) -> tuple[list[str], list[str] | None]:
     if len(inputs) > 1:
-        for name in IDS:
+        for name in (*IDS, *FIELDS):
             if name in inputs:
                 raise refuse(
                     f"input 'text' and input '{name}' are both given; send one or the other"
@@ -114,6 +122,24 @@ def _read_texts(
             f"input 'text_pair' has {len(texts_b)} texts, but input 'text' has {len(texts)}"
         )
     return texts, texts_b
+
+
+def _read_fields(
+    inputs: Mapping[str, Tensor], safety: Safety
+) -> tuple[list[np.ndarray], list[int]]:
+    """Each row as `fields.pack` has it, and its length."""
+    for name in FIELDS:
+        if name not in inputs:
+            raise refuse(f"input '{name}' is missing; send dense and sparse, or rows as text")
+    rows, sparse = safety.max_texts, inputs["sparse"]
+    numbers = read_numbers(inputs["dense"], rows, fields.NUMBERS)
+    categories = read_categories(sparse, rows, fields.CATEGORIES, fields.LONGEST)
+    if len(numbers) != len(categories):
+        raise refuse(
+            f"input 'sparse' has {len(categories)} rows, but input 'dense' has {len(numbers)}"
+        )
+    words = fields.pack(numbers, hashed(categories))
+    return list(words), [fields.WORDS] * len(words)
 
 
 def _read_ids(

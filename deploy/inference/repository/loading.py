@@ -99,6 +99,7 @@ class Loader:
             labels=tuple(bundle.task.answered_labels),
             outputs=tuple(task.answer.tensors(bundle.labels, task.outputs(bundle.labels))),
             pair=bundle.task.pair,
+            fields=tokenizer.has_fields,
             max_length=bundle.max_length,
             vocab_size=tokenizer.vocab_size,
             pad_id=tokenizer.pad_id,

@@ -47,6 +47,7 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
     strategy = connect(training)
     bundle = bundles.read(job.bundle)
     task = tasks.get(bundle.task.name)
+    task.check_of_texts(str(bundle.root), "fleetbert distill")
     if task.shape.answers and not task.answer.doubt:
         what = "spans" if task.shape.per_token else "vectors"
         raise UserError(

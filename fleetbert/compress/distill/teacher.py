@@ -22,6 +22,7 @@ from fleetbert.engines import answer, engine
 from fleetbert.models import sources, task_heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.tasks import Task
+from fleetbert.tasks import get as get_task
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import TextTask
 
@@ -62,6 +63,7 @@ def open_teacher(job: schema.Distill) -> Teacher:
 
 def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
     bundle = bundles.read(path)
+    get_task(bundle.task.name).check_of_texts(str(path), "fleetbert distill")
     bundles.verify(bundle, "float32")
     if bundle.task.name != job.task.name:
         raise UserError(

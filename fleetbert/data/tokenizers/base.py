@@ -134,6 +134,7 @@ class Tokenizer(ABC):
     kind: ClassVar[str]
     # Whether the C++ programs tokenize from its files in a bundle, and find the words of a text.
     on_boards: ClassVar[bool] = False
+    has_fields: ClassVar[bool] = False  # it reads rows of `data.fields`, not texts
 
     spec: Spec  # what opens it again
     vocab_size: int

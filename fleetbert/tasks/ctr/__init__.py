@@ -1,18 +1,18 @@
 """Clicks: whether a row of numbers and hashed categories is followed by one."""
 
 from fleetbert.core.task_names import SHAPES
-from fleetbert.tasks.ctr import criteo, metrics
-from fleetbert.tasks.ctr.labels import Collector
-from fleetbert.tasks.evaluator import Criterion
+from fleetbert.tasks.ctr import criteo
+from fleetbert.tasks.ctr.answer import ClickAnswers
+from fleetbert.tasks.ctr.labels import Clicked, Collector
+from fleetbert.tasks.ctr.metrics import ClickMetrics
 from fleetbert.tasks.task import RowTask
 
 CLICKS = RowTask(
     SHAPES["ctr"],
-    read=criteo.read,
-    check_dev=metrics.check_dev,
-    collector=Collector,
-    evaluate=metrics.evaluate,
-    criterion=Criterion("auc", False),
-    figures=(("auc", "AUC"),),
+    ClickMetrics,
+    ClickAnswers,
+    Clicked,
     loss=f"{__name__}.loss",
+    read=criteo.read,
+    collector=Collector,
 )

@@ -17,7 +17,7 @@ import numpy as np
 
 from fleetbert.core import errors, files
 from fleetbert.core.errors import UserError
-from fleetbert.tasks.ctr.criteo import CATEGORIES, NUMBERS
+from fleetbert.data.fields import CATEGORIES, NUMBERS
 from fleetbert.tasks.ctr.metrics import auc, log_loss
 
 ROWS_AT_ONCE = 100_000

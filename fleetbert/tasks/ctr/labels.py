@@ -1,13 +1,47 @@
-"""Clicks: a step's rows as arrays."""
+"""Clicks: how rows become targets, and a step's rows arrays."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Sequence
 
 import numpy as np
 
 from fleetbert import config as schema
-from fleetbert.data import batching
+from fleetbert.core.errors import UserError
+from fleetbert.data import batching, fields, read
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.ctr import criteo
+from fleetbert.tasks.labels import Labels
+
+
+class Clicked(Labels):
+    """0 or 1."""
+
+    def table_format(
+        self,
+        path: str | Path,
+        columns: schema.Columns = read.USUAL,
+        labelled: bool | None = None,
+    ) -> read.Format:
+        return read.Format("fields", None, False, labelled is not False)
+
+    def input_format(self, path: str | Path, columns: schema.Columns) -> read.Format:
+        return self.table_format(path, columns, labelled=False)
+
+    def labels_of(self, written: Sequence[str]) -> list[str]:
+        return []
+
+    def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
+        """float32 [written]."""
+        return np.array([float(label) for label in written], np.float32)
+
+    def check_targets(self, name: str, targets: np.ndarray) -> None:
+        if len(np.unique(targets)) < 2:
+            raise UserError(
+                f"{name}: all rows have the label {targets[0]:.0f}; without both a 0 and a 1 there "
+                "is no AUC"
+            )
 
 
 class Collector:
@@ -40,7 +74,7 @@ class Collector:
 
     def arrays(self, part: np.ndarray, weight: np.ndarray) -> Arrays:
         return {
-            "inputs": {"numbers": criteo.features(self.clicks.numbers[part])},
+            "inputs": {"numbers": fields.features(self.clicks.numbers[part])},
             "ids": self.clicks.ids[part],
             "labels": self.clicks.labels[part],
             "weight": weight,

@@ -10,8 +10,8 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert import config as schema
+from fleetbert.data import fields
 from fleetbert.tasks.collect import Arrays
-from fleetbert.tasks.ctr import criteo
 
 
 class WideDeep(nn.Layer):  # type: ignore[misc]  # Paddle has no types
@@ -30,13 +30,14 @@ class WideDeep(nn.Layer):  # type: ignore[misc]  # Paddle has no types
         self.deep = nn.Sequential(*deep, nn.Linear(widths[-1], 1))
 
     def forward(
-        self, numbers: paddle.Tensor, rows: paddle.Tensor, places: paddle.Tensor
+        self, numbers: paddle.Tensor, rows: paddle.Tensor, places: paddle.Tensor | None = None
     ) -> paddle.Tensor:
         """float32 (batch,). numbers (batch, numbers); rows (ids, 1 + embedding_size); places
-        (batch, categories), int64, which of the rows is a category's."""
-        chosen = F.embedding(places, rows)  # (batch, categories, 1 + embedding_size)
+        (batch, categories), int64, which of the rows is a category's. Without places rows are
+        (batch, categories, 1 + embedding_size), those of the categories."""
+        chosen = rows if places is None else F.embedding(places, rows)
         wide = chosen[:, :, 0].sum(axis=1) + self.wide(numbers).flatten()
-        embedded = chosen[:, :, 1:].reshape([places.shape[0], -1])
+        embedded = chosen[:, :, 1:].flatten(1)
         deep = self.deep(paddle.concat([embedded, numbers], axis=1))
         return wide + deep.flatten()
 
@@ -44,7 +45,7 @@ class WideDeep(nn.Layer):  # type: ignore[misc]  # Paddle has no types
 def build(job: schema.Config) -> WideDeep:
     """The network of a job."""
     shape = job.wide_deep
-    return WideDeep(2 * criteo.NUMBERS, criteo.CATEGORIES, shape.embedding_size, shape.deep_layers)
+    return WideDeep(2 * fields.NUMBERS, fields.CATEGORIES, shape.embedding_size, shape.deep_layers)
 
 
 def loss(model: nn.Layer, arrays: Arrays) -> paddle.Tensor:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 import numpy as np
 
-from fleetbert.core.errors import UserError
+from fleetbert.tasks.evaluator import Evaluator
 from fleetbert.tasks.metrics import Metrics
 
 
-def evaluate(truth: np.ndarray, logits: np.ndarray) -> Metrics:
-    """n, auc and loss (nats) of answers to yes or no; truth 0 or 1 [rows], logits float [rows].
+class ClickMetrics(Evaluator):
+    gate_metric = "auc"
+    figures = (("auc", "AUC"),)
+    takes_metrics = False
 
-    ValueError where all are 0 or all are 1: there is no AUC.
-    """
-    return {"n": len(truth), "auc": auc(truth, logits), "loss": log_loss(truth, logits)}
-
-
-def check_dev(name: str, truth: np.ndarray) -> None:
-    """UserError where rows to evaluate on are all of one kind."""
-    if len(np.unique(truth)) < 2:
-        raise UserError(
-            f"data.dev: all rows of {name} have the label {truth[0]:.0f}; without both a 0 and a 1 "
-            "there is no AUC"
-        )
+    def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
+        """n, auc and loss (nats) of answers to yes or no; truth 0 or 1 [rows], outputs logits
+        [rows, 1]. ValueError where all are 0 or all are 1: there is no AUC."""
+        logits = outputs[:, 0]
+        return {"n": len(truth), "auc": auc(truth, logits), "loss": log_loss(truth, logits)}
 
 
 def auc(truth: np.ndarray, scores: np.ndarray) -> float:

@@ -1,0 +1,58 @@
+"""Rows of fields, through a program and a table that has an embedding for each known category."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Iterable
+
+import numpy as np
+
+from fleetbert.compat import paddle_inference
+from fleetbert.data import fields
+from fleetbert.data.hashed_ids import places_of
+from fleetbert.data.ragged import Texts
+from fleetbert.engines import predictor
+from fleetbert.engines.engine import Engine, Options
+
+INPUTS = ("numbers", "rows")
+# int64 [any] ids → float32 [any, width]
+LookUp = Callable[[np.ndarray], np.ndarray]
+
+
+class TableEngine(Engine):
+    """Logits float32 [rows, 1] of rows that `fields.pack` made."""
+
+    def __init__(self, predict: predictor.Predict, look_up: LookUp):
+        super().__init__()
+        self._predict, self._look_up = predict, look_up
+
+    def compute(self, texts: Texts, speed: float | None = None) -> np.ndarray:
+        numbers, ids = fields.unpack(texts.ids.reshape(-1, fields.WORDS))
+        rows = self._look_up(ids.reshape(-1)).reshape(*ids.shape, -1)
+        return self._predict(fields.features(numbers), rows)[0][:, None]
+
+    def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
+        """Rows all have the same number of integers, whatever the length of a shape."""
+        for rows, _ in shapes:
+            lengths = np.full(rows, fields.WORDS)
+            self.run(Texts(np.zeros(rows * fields.WORDS, np.int32), lengths, lengths))
+
+
+def open_variant(folder: Path, options: Options) -> TableEngine:
+    """Open model.pdmodel and model.pdiparams, and map ids.npy and rows.npy: all processes that
+    open the table share its memory."""
+    program, parameters = folder / "model.pdmodel", folder / "model.pdiparams"
+    config = paddle_inference.config_of(program, parameters)
+    config.switch_ir_optim(True)
+    config.enable_memory_optim()
+    opened = predictor.create(config, options.device, options.threads)
+    known, rows = (np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "rows.npy"))
+
+    def look_up(ids: np.ndarray) -> np.ndarray:
+        """Zeros for ids that have no row."""
+        if not len(known):
+            return np.zeros((len(ids), rows.shape[1]), np.float32)
+        places, there = places_of(ids, known)
+        return np.where(there[:, None], rows[places], np.float32(0))
+
+    return TableEngine(predictor.bind(opened, INPUTS), look_up)
