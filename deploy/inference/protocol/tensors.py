@@ -164,18 +164,19 @@ def read_categories(tensor: Tensor, max_rows: int, columns: int, max_bytes: int)
     if tensor.datatype != "BYTES":
         raise _wrong_datatype(tensor, "BYTES")
     rows = _read_rows(tensor, max_rows, columns)
-    if tensor.raw:
-        values = _split(name, bytes(tensor.values), rows * columns)
-    else:
-        values = _flatten(tensor, rows, columns)
+    values: list[Any] = (
+        _split(name, bytes(tensor.values), rows * columns)
+        if tensor.raw
+        else _flatten(tensor, rows, columns)
+    )
     categories = []
     for number, value in enumerate(values):
-        if type(value) is not str and type(value) is not bytes:
+        if not isinstance(value, (str, bytes)):
             raise refuse(
                 f"element {number} of input '{name}' is {show(value)}; it has to be a string "
                 "(BYTES), empty where it is missing"
             )
-        category = value if type(value) is bytes else value.encode("utf-8", "surrogatepass")
+        category = value.encode() if isinstance(value, str) else value
         if len(category) > max_bytes or b"\0" in category:
             raise refuse(
                 f"element {number} of input '{name}' is {show(value)}; a category has at most "

@@ -69,9 +69,9 @@ def validate(
         known = (*FIELDS, "text") if target.fields else INPUTS
         if name not in known or (name == "text_pair" and not target.pair):
             takes = "text and text_pair" if target.pair else "text"
-            ids = " and ".join(FIELDS if target.fields else IDS[:2])
+            others = " and ".join(FIELDS if target.fields else IDS[:2])
             raise refuse(
-                f"input {show(name)} is unknown; model {target.model} takes {takes}, or {ids}"
+                f"input {show(name)} is unknown; model {target.model} takes {takes}, or {others}"
             )
     for name in raw.outputs:
         told = [tensor.name for tensor in target.outputs]
