@@ -39,7 +39,7 @@ def installed(tmp_path_factory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("fleetbert", "deploy", "configs"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "MANIFEST.in"):
         shutil.copy(ROOT / name, tree)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     options = ["--no-deps", "--no-build-isolation", "--no-compile", "--target", folder / "site"]
@@ -86,6 +86,18 @@ def test_an_installation_runs_from_another_folder(installed):
     assert "--repository" in python(installed, "-m", "fleetbert.deploy.inference", "--help")
     recipe = (ROOT / "configs" / "sst2.yaml").read_text(encoding="utf-8")
     assert python(installed, "-m", "fleetbert.cli", "recipes", "sst2") == recipe
+
+
+def test_a_source_distribution_has_no_tests(installed, tmp_path):
+    tree = installed.parent / "tree"
+    (tree / "tests").mkdir(exist_ok=True)
+    shutil.copy(__file__, tree / "tests")
+    words = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", tmp_path]
+    subprocess.run(words, cwd=tree, check=True, timeout=480)
+    [listing] = tmp_path.rglob("SOURCES.txt")
+    files = listing.read_text(encoding="utf-8").splitlines()
+    assert "fleetbert/__init__.py" in files
+    assert [name for name in files if name.startswith("tests")] == []
 
 
 def test_an_editable_installation_finds_deploy_in_the_checkout(tmp_path):

@@ -23,6 +23,7 @@ from fleetbert.config import Columns
 from fleetbert.core import charset, task_names
 from fleetbert.core.errors import UserError
 from fleetbert.data.records import (
+    QUOTED_FIELD,
     SEPARATORS,
     Numbered,
     Row,
@@ -355,7 +356,9 @@ def _form_of_header(
         # Spreadsheets write semicolons where the comma is a decimal mark.
         fields = {mark: [n.strip(' "') for n in text.split(mark)] for mark in (",", ";", "\t")}
         separator = max(fields, key=lambda mark: (len(known & {*fields[mark]}), len(fields[mark])))
-    is_marked = any(name.strip()[1:-1] in known for name in text.split("\t") if '"' in name)
+    written = [name.strip() for name in text.split("\t")]
+    is_marked = any(name[1:-1] in known for name in written if '"' in name)
+    is_marked |= all(QUOTED_FIELD.fullmatch(name) for name in written)
     quoting = columns.quoting
     quoted = quoting == "minimal" or (quoting == "auto" and (is_csv or is_marked))
     form = Format("tsv", None, pair, labelled, names, separator, quoted)

@@ -22,6 +22,8 @@ Row = Dict[str, object]  # of JSON or of a table, by column
 LONGEST_RECORD = 16 << 20
 
 QUOTED_FIELD = re.compile(r'"([^"]*(?:""[^"]*)*)"(?!")')
+BLANK_AND_QUOTED = re.compile(r'\s+"[^"]*(?:""[^"]*)*"\s*')
+BLANK = "has a blank between a quote and a separator; remove the blanks around separators"
 SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon"}
 
 Quoting = Literal["auto", "none", "minimal"]
@@ -181,9 +183,13 @@ def split_fields(text: str, form: Format) -> list[str]:
             end = text.find(form.separator, at)
             values.append(text[at : end if end >= 0 else None])
             at = end if end >= 0 else len(text)
+            if BLANK_AND_QUOTED.fullmatch(values[-1]):
+                raise LineError(BLANK)
         if at >= len(text):
             return values
         if not text.startswith(form.separator, at):
+            if text[at:].partition(form.separator)[0].isspace():
+                raise LineError(BLANK)
             raise LineError(
                 "has text behind a closing quote; write a quote in a quoted field twice, or take "
                 "quotes as characters (quoting: none)"

@@ -309,6 +309,30 @@ def test_errors_of_quoted_tables_have_the_line_and_cost_no_other(tmp_path, monke
     assert error_of(read, path).startswith(f"{path}:4: ")
 
 
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ('"text_a" , "label"\n"a" , "x"\n', "table.csv"),
+        ('"review", "stars"\n"a", "x"\n', "table.csv"),
+        ('"text_a","label" \n"a","x"\n', "table.csv"),
+        ('"text_a"\t "label"\n"a"\t "x"\n', "table.tsv"),
+    ],
+)
+def test_blanks_around_quoted_names_are_what_the_sentence_says(tmp_path, content, name):
+    path = write(tmp_path, content, name)
+    assert error_of(read, path) == (
+        f"{path}:1: has a blank between a quote and a separator; remove the blanks around "
+        "separators"
+    )
+
+
+def test_the_remedy_for_other_names_in_quotes_reads_the_table(tmp_path):
+    path = write(tmp_path, '"review"\t"stars"\n"a"\t"x"\n"b c"\t"y"\n')
+    assert "data.text_column=review data.label_column=stars" in error_of(read, path)
+    table = read(path, columns=Columns(text_column="review", label_column="stars"))
+    assert [(e.text_a, e.label) for e in table.examples] == [("a", "x"), ("b c", "y")]
+
+
 def test_a_quoted_table_is_asked_record_by_record(tmp_path):
     content = b'"text_a"\t"label"\n"a\nb"\tx\n"c\td"\tx\n'
     expected = [(2, Example("a\nb", None, "x", 2)), (4, Example("c\td", None, "x", 4))]
