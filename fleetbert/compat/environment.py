@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import MutableMapping
 
 import fleetbert
-from fleetbert.compat import versions
+from fleetbert.compat import deferred, versions
 from fleetbert.core import files, limits
 from fleetbert.core.errors import UserError
 
@@ -238,7 +238,7 @@ def import_paddle() -> ModuleType:
     if _import_error is not None:
         raise _import_error
     output = io.StringIO()
-    with contextlib.redirect_stderr(output), warnings.catch_warnings():
+    with contextlib.redirect_stderr(output), warnings.catch_warnings(), deferred.quick_import():
         warnings.simplefilter("ignore")  # a missing ccache
         try:
             import paddle  # here alone, after `prepare`

@@ -206,6 +206,22 @@ def test_zlib_works_beside_paddle_and_one_process_takes_all_its_processors():
     assert f"threads {limits.read().processors}" in done.stdout
 
 
+def test_what_paddle_imports_for_others_waits_until_it_is_used():
+    code = (
+        "from fleetbert.compat import environment\n"
+        "paddle = environment.import_paddle()\n"
+        "import gc, sys, threading, httpx\n"
+        "print(gc.isenabled(), [n for n in ('httpx._client', 'setuptools.command.build_ext')"
+        " if n in sys.modules])\n"
+        "threads = [threading.Thread(target=lambda: print(httpx.Client.__name__))"
+        " for _ in range(2)]\n"
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
+        "print(paddle.utils.cpp_extension.CppExtension.__name__, hasattr(httpx, 'lost'))\n"
+    )
+    done = python(code)
+    assert done.stdout == "True []\nClient\nClient\nCppExtension False\n", done.stderr
+
+
 def test_a_home_that_cannot_be_written_is_no_trouble(tmp_path):
     """As in a container with --user. Root may write anywhere but there."""
     code = (
