@@ -12,13 +12,14 @@ from typing import Callable, Iterator, TypeVar
 
 Result = TypeVar("Result")
 
-# A tenth of a processor that workers, at 4, keep busy. At 19 it would be a thirtieth: loading a
-# version under full load takes minutes then.
-NICENESS = 14
-# For so long, where it may be left again, the scheduler's idle class before it: such a process runs
-# only where nobody else would, and one that answers never waits for it. Under full load it would
-# not end.
-IDLE_SECONDS = 30.0
+# Three tenths of a processor that workers, at 4, keep busy.
+NICENESS = 8
+# Before it, where it may be left again, the scheduler's idle class: such a process runs only where
+# nobody else would, and one that answers never waits for it. It is left as soon as that gives it
+# less than this share of a processor: loading 20 tiny models took eleven minutes there on cores
+# that others kept busy.
+LEAST = 0.2
+LOOK_SECONDS = 0.25
 LOWEST = 19
 
 
@@ -58,15 +59,24 @@ def may_return() -> bool:
 def lowered(process: int) -> Iterator[None]:
     """A process at a low priority, and afterwards as before; `may_return` this one must."""
     niceness = os.getpriority(os.PRIO_PROCESS, process)
+    done = threading.Event()
+
+    def leave_idle_class() -> None:
+        used = _processor_seconds(process)
+        while not done.wait(LOOK_SECONDS):
+            before, used = used, _processor_seconds(process)
+            if used - before < LEAST * LOOK_SECONDS:
+                _set_all(process, os.SCHED_OTHER, max(niceness, NICENESS))
+                return
+
     _set_all(process, os.SCHED_IDLE, niceness)
-    enough = threading.Timer(IDLE_SECONDS, _set_all, (process, os.SCHED_OTHER, NICENESS))
-    enough.daemon = True
-    enough.start()
+    watch = threading.Thread(target=leave_idle_class, daemon=True)
+    watch.start()
     try:
         yield
     finally:
-        enough.cancel()
-        enough.join()
+        done.set()
+        watch.join()
         _set_all(process, os.SCHED_OTHER, niceness)
 
 
@@ -83,3 +93,12 @@ def _set_all(process: int, policy: int, niceness: int) -> None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
                 os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+
+
+def _processor_seconds(process: int) -> float:
+    """What a process has used; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
