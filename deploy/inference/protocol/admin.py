@@ -17,7 +17,9 @@ from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.settings import Admins
 
 # Of proxies: whoever asks is not the one at the other end of the connection.
-FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+FORWARDED = (
+    "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip",
+)  # fmt: skip
 ONLY_HERE = (
     "load and unload are for this machine only; listen.admin=anyone, or a listen.admin_port, "
     "opens them"

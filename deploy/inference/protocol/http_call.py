@@ -11,7 +11,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
-from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, Version, show
+from fleetbert.deploy.inference.messages import (
+    Core,
+    Failure,
+    Reason,
+    Response,
+    State,
+    Version,
+    list_names,
+    show,
+)
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_body, http_json
 from fleetbert.deploy.inference.protocol.http_body import HEADERS, SHARE
@@ -34,7 +43,8 @@ STATUS = {
 }
 JSON = "application/json"
 UNKNOWN = b"x-unknown-parameters"
-VECTORS = "embedding"  # the output
+SCORES, VECTORS = "scores", "embedding"  # outputs
+ANSWERS = {SCORES: "scores of labels", VECTORS: "vectors"}
 
 Content = Tuple[bytes, List[Tuple[bytes, bytes]]]  # a body, and its headers but for its length
 
@@ -117,9 +127,52 @@ def read_model(message: Mapping[str, Any]) -> tuple[str, str | None]:
     """Name and version of the field `model`: a name, or name/version."""
     name = message.get("model")
     if type(name) is not str or not name:
-        raise refuse("model is missing; GET /v1/models tells the names")
+        raise refuse(f"model is {show(name)}; it has to be a name, which GET /v1/models lists")
     model, slash, version = name.partition("/")
     return model, version if slash else None
+
+
+def find(
+    message: Mapping[str, Any], core: Core, output: str | None = None
+) -> tuple[str, str | None, Version]:
+    """Name and version of the model that is named, or of the only one that answers with `output`.
+    Failure where there is none, or the one that is named does not."""
+
+    def is_able(version: Version) -> bool:
+        return output is None or tells(version, output)
+
+    able = {v.model for v in core.versions() if v.state is State.READY and is_able(v)}
+    names, what = sorted(able), ANSWERS[output] if output else "anything"
+    if message.get("model") is not None:
+        model, version = read_model(message)
+    elif len(names) == 1:
+        model, version = names[0], None
+    elif names:
+        raise refuse(
+            f"model is missing; name one of {list_names(names)} (below /models/NAME the path does)"
+        )
+    elif not core.ready():
+        raise Failure(Reason.UNAVAILABLE, "the server's models are not loaded yet", 1.0)
+    else:
+        raise refuse(f"no model of this server answers with {what}")
+    found = core.find(model, version)
+    if not is_able(found):
+        others = f"these do: {list_names(names)}" if names else "no model of this server does"
+        task = found.task.replace("_", " ")
+        raise refuse(
+            f"model {found.model} does not answer with {what}: its task is {task}; {others}"
+        )
+    return model, version, found
+
+
+def refuse_direction(message: Mapping[str, Any]) -> None:
+    """Failure if texts are to be truncated otherwise than the model does it."""
+    direction = message.get("truncation_direction")
+    if direction not in (None, "right", "Right"):
+        raise refuse(
+            f"truncation_direction is {show(direction)}; the model itself says which side is cut: "
+            "leave it out"
+        )
 
 
 def read_count(message: Mapping[str, Any], name: str) -> int | None:

@@ -58,7 +58,7 @@ def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) ->
 
 def read(message: http_json.Json, core: Core) -> Asked:
     """POST /v1/embeddings; Failure BAD_REQUEST with the field that is wrong."""
-    model, version = http_call.read_model(message)
+    model, version, found = http_call.find(message, core, VECTORS)
     texts = message.get("input")
     texts = [texts] if type(texts) is str else texts
     if type(texts) is not list or not texts:
@@ -69,10 +69,6 @@ def read(message: http_json.Json, core: Core) -> Asked:
     form = FORMATS[0] if form is None else form
     if form not in FORMATS:
         raise refuse(f"encoding_format is {show(form)}; it has to be {' or '.join(FORMATS)}")
-    found = core.find(model, version)
-    if not http_call.tells(found, VECTORS):
-        task = found.task.replace("_", " ")
-        raise refuse(f"model {found.model} answers with no vectors: its task is {task}")
     dimensions = http_call.read_dimensions(message, found)
     raw = http_call.of_texts(VECTORS, texts)
     unknown = unknown_parameters(raw._replace(parameters=message), FIELDS)

@@ -22,7 +22,8 @@ from fleetbert.deploy.inference.settings import Safety
 
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")  # the latter two are Cohere's
 FLAGS = ("return_text", "return_documents", "raw_scores")
-FIELDS = ("model", "query", "texts", "documents", "top_n", "truncate", *FLAGS)  # that are read
+TRUNCATION = ("truncate", "truncation_direction")
+FIELDS = ("model", "query", "texts", "documents", "top_n", *TRUNCATION, *FLAGS)  # that are read
 VALUES = "values"  # the output
 
 
@@ -53,6 +54,7 @@ def read(message: http_json.Json, core: Core) -> Asked:
             )
     most = http_call.read_count(message, "top_n")
     flags = [http_call.read_flag(message, name) for name in FLAGS]
+    http_call.refuse_direction(message)
     model, version, output = _model(message, core)
     if output == VECTORS:
         raw = http_call.of_texts(VECTORS, [query, *documents])
@@ -101,8 +103,8 @@ def _model(message: http_json.Json, core: Core) -> tuple[str, str | None, str]:
     output = _output(found)
     if output is None:
         raise refuse(
-            f"model {found.model} does not answer pairs of texts with a number, nor texts with a "
-            f"vector, which ranks; these do: {list_names(names)}"
+            f"model {found.model} cannot rank: it has neither a number for a pair of texts nor "
+            f"vectors; these can: {list_names(names)}"
         )
     return model, version, output
 

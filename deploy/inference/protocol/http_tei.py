@@ -16,10 +16,16 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute, Route
 
 import fleetbert
-from fleetbert.deploy.inference.messages import Core, Response, State, Version, list_names, show
+from fleetbert.deploy.inference.messages import Core, Response, Version, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json, http_rerank, tensors
-from fleetbert.deploy.inference.protocol.http_call import Asked, Content, InferenceCall
+from fleetbert.deploy.inference.protocol.http_call import (
+    SCORES,
+    VECTORS,
+    Asked,
+    Content,
+    InferenceCall,
+)
 from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse
 from fleetbert.deploy.inference.protocol.validation import (
     PARAMETERS,
@@ -29,8 +35,7 @@ from fleetbert.deploy.inference.protocol.validation import (
 from fleetbert.deploy.inference.settings import Batching, Safety
 
 MODEL = "/models/{model}"
-VECTORS = "embedding"
-SCORES, LOGITS = "scores", "logits"
+LOGITS = "logits"
 PATHS = re.compile(r"(/models/[^/]+)?(/(embed|predict|similarity|rerank|tokenize|info))?")
 COMMON = ("model", "inputs", "truncate", "truncation_direction", "prompt_name")
 # Kinds of errors, by status; all others are the server's.
@@ -45,8 +50,9 @@ def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) ->
 
     async def tokenize(request: HttpRequest) -> HttpResponse:
         message = {**await http_call.read_message(request, safety), **request.path_params}
-        model, version, _ = find(message, core)
+        model, version, _ = http_call.find(message, core)
         given = read_texts(message.get("inputs"))
+        _refuse_prompt(message)
         texts = tensors.read_texts(
             Tensor("inputs", "BYTES", [len(given)], given), safety.max_texts, safety.max_text_bytes
         )
@@ -57,7 +63,7 @@ def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) ->
 
     async def info(request: HttpRequest) -> HttpResponse:
         words = {**request.query_params, **request.path_params}
-        return http_call.json_response(describe(find(words, core)[2], safety))
+        return http_call.json_response(describe(http_call.find(words, core)[2], safety))
 
     answering: Mapping[str, Any] = {
         "/embed": asking(read_embed),
@@ -79,34 +85,9 @@ def error_body(status: int, message: str) -> dict[str, object]:
     return {"error": message, "error_type": KINDS.get(status, "Validation")}
 
 
-def find(
-    message: Mapping[str, Any], core: Core, outputs: Sequence[str] = ()
-) -> tuple[str, str | None, Version]:
-    """The model that is named, or the only one; Failure unless it has one of `outputs`."""
-
-    def is_able(version: Version) -> bool:
-        return not outputs or any(http_call.tells(version, output) for output in outputs)
-
-    names = sorted({v.model for v in core.versions() if v.state is State.READY and is_able(v)})
-    model, version = (names[0], None) if len(names) == 1 else ("", None)
-    if message.get("model") is not None:
-        model, version = http_call.read_model(message)
-    elif not model:
-        raise refuse(
-            f"model is missing; name one in the body, or as /models/NAME/...: {list_names(names)}"
-        )
-    found = core.find(model, version)
-    if not is_able(found):
-        raise refuse(
-            f"model {found.model} has no {' or '.join(outputs)} among its answers; these have: "
-            f"{list_names(names)}"
-        )
-    return model, version, found
-
-
 def read_embed(message: http_json.Json, core: Core) -> Asked:
     """POST /embed: a vector for each text. Failure BAD_REQUEST with the field that is wrong."""
-    model, version, found = find(message, core, [VECTORS])
+    model, version, found = http_call.find(message, core, VECTORS)
     texts = read_texts(message.get("inputs"))
     dimensions = http_call.read_dimensions(message, found)
     if not http_call.read_flag(message, "normalize", default=True):
@@ -125,7 +106,7 @@ def read_embed(message: http_json.Json, core: Core) -> Asked:
 
 def read_predict(message: http_json.Json, core: Core) -> Asked:
     """POST /predict: the labels of a text, of a pair, or of a list of [text] and [text, text]."""
-    model, version, found = find(message, core, [SCORES])
+    model, version, found = http_call.find(message, core, SCORES)
     texts, pairs, single = _read_inputs(message.get("inputs"))
     output = LOGITS if http_call.read_flag(message, "raw_scores") else SCORES
     raw = _request(output, texts, pairs, message)
@@ -143,7 +124,7 @@ def read_similarity(message: http_json.Json, core: Core) -> Asked:
     inputs, options = message.get("inputs"), message.get("parameters") or {}
     if type(inputs) is not dict or type(options) is not dict:
         raise refuse("inputs has to be an object of source_sentence and sentences")
-    model, version, _ = find(message, core, [VECTORS])
+    model, version, _ = http_call.find(message, core, VECTORS)
     source = inputs.get("source_sentence")
     if type(source) is not str:
         raise refuse(f"inputs.source_sentence is {show(source)}; it has to be a text")
@@ -160,7 +141,7 @@ def read_similarity(message: http_json.Json, core: Core) -> Asked:
 
 def read_plain(message: http_json.Json, core: Core) -> Asked:
     """POST /models/MODEL with {"text": ...}: an object for each text, for people to read."""
-    model, version, found = find(message, core)
+    model, version, found = http_call.find(message, core)
     texts = read_texts(message.get("text"), "text")
     pairs = message.get("text_pair")
     pairs = None if pairs is None else read_texts(pairs, "text_pair")
@@ -224,19 +205,19 @@ def _request(
     output: str, texts: list[object], pairs: list[object] | None, message: Mapping[str, Any]
 ) -> RawRequest:
     """For one output, with what `message` says of truncation."""
-    prompt, direction = message.get("prompt_name"), message.get("truncation_direction")
+    _refuse_prompt(message)
+    http_call.refuse_direction(message)
+    parameters = {"truncate": http_call.read_flag(message, "truncate", default=True)}
+    return http_call.of_texts(output, texts, pairs)._replace(parameters=parameters)
+
+
+def _refuse_prompt(message: Mapping[str, Any]) -> None:
+    prompt = message.get("prompt_name")
     if prompt is not None:
         raise refuse(
             f"prompt_name is {show(prompt)}, but models here have no prompts: put its words before "
             "each text"
         )
-    if direction not in (None, "right", "Right"):
-        raise refuse(
-            f"truncation_direction is {show(direction)}; the model itself says which side is cut: "
-            "leave it out"
-        )
-    parameters = {"truncate": http_call.read_flag(message, "truncate", default=True)}
-    return http_call.of_texts(output, texts, pairs)._replace(parameters=parameters)
 
 
 def _sorted(labels: Sequence[str | int], scores: np.ndarray) -> list[Prediction]:

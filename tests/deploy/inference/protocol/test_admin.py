@@ -70,7 +70,7 @@ def test_a_name_that_was_made_to_resolve_to_this_machine_is_none_of_its_own(load
         assert load(host=host).status_code == 403
 
 
-@pytest.mark.parametrize("name", ["x-forwarded-for", "forwarded", "via"])
+@pytest.mark.parametrize("name", ["x-forwarded-for", "x-forwarded-proto", "forwarded", "via"])
 def test_who_comes_through_a_proxy_is_elsewhere(load, server, channel, name):
     assert load(**{name: "10.0.0.1"}).status_code == 403
     call = make_stub(channel).RepositoryModelLoad

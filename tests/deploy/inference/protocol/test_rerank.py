@@ -61,8 +61,8 @@ def test_cosines_of_vectors_rank(rerank):
         ({"documents": TEXTS}, 400, "texts and documents are both given"),
         ({"return_text": {}}, 400, "return_text is a"),
         ({"model": "nobody"}, 404, "there is no model 'nobody'"),
-        ({"model": "sst"}, 400, "which ranks; these do: full-vectors, judge, vectors"),
-        ({"model": "pairs"}, 400, "model pairs does not answer pairs of texts with a number"),
+        ({"model": "sst"}, 400, "these can: full-vectors, judge, vectors"),
+        ({"model": "pairs"}, 400, "model pairs cannot rank"),
     ],
 )
 def test_errors(rerank, changes, status, words):

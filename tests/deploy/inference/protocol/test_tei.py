@@ -99,7 +99,11 @@ def test_texts_that_are_too_long(ask, path, model, message):
 @pytest.mark.parametrize(
     ("path", "model", "message", "status", "words"),
     [
-        ("embed", "sst", {"inputs": "a"}, 400, "model sst has no embedding"),
+        ("embed", "sst", {"inputs": "a"}, 400, "answer with vectors: its task is"),
+        ("predict", "vectors", {"inputs": "a"}, 400, "does not answer with scores of labels"),
+        ("rerank", "judge", {"query": "a", "texts": ["b"], "truncation_direction": "Left"}, 400,
+         "is 'Left'"),
+        ("tokenize", "sst", {"inputs": "a", "prompt_name": "query"}, 400, "prompts: put its"),
         ("embed", "vectors", {}, 400, "inputs has to be a text or a list of texts"),
         ("embed", "vectors", {"inputs": [1, 2]}, 400, "inputs holds token ids"),
         ("embed", "vectors", {"inputs": "a", "normalize": False}, 400, "normalize is false"),
@@ -126,7 +130,42 @@ def test_what_is_wrong_is_named(ask, path, model, message, status, words):
 def test_a_model_is_named_where_there_are_several(post):
     found = post("/embed", {"inputs": "a"})
     assert found.status_code == 400
-    assert "/models/NAME/...: full-vectors, vectors" in found.json()["error"]
+    assert "name one of full-vectors, vectors (below /models/NAME" in found.json()["error"]
     assert post("/embed", {"inputs": "a", "model": "vectors"}).status_code == 200
+    found = post("/v1/embeddings", {"input": "a"})
+    assert found.status_code == 400 and "name one of full" in found.json()["error"]["message"]
     unknown = post("/models/vectors/embed", {"inputs": "a", "pooling": "cls"})
     assert unknown.headers["x-unknown-parameters"] == "'pooling'"
+
+
+# The fields of the published document's requests, each with a value that its schema allows.
+TRUNCATION = {"truncate": None, "truncation_direction": "Right"}
+ENCODING = {**TRUNCATION, "prompt_name": None}
+REQUESTS = [
+    ("embed", "vectors", {"inputs": ["a", "b"], "normalize": True, "dimensions": None, **ENCODING}),
+    ("predict", "sst", {"inputs": "a", "raw_scores": False, **TRUNCATION}),
+    ("predict", "pairs", {"inputs": ["a", "b"], "raw_scores": True, **TRUNCATION}),
+    ("predict", "sst", {"inputs": [["a"], ["b"]], **TRUNCATION}),
+    ("rerank", "judge",
+     {"query": "a", "texts": ["b"], "raw_scores": False, "return_text": True, **TRUNCATION}),
+    ("similarity", "vectors",
+     {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": ENCODING}),
+    ("tokenize", "sst", {"inputs": ["a"], "add_special_tokens": True, "prompt_name": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "model", "message"), REQUESTS)
+def test_each_field_of_the_published_document_is_known(ask, path, model, message):
+    found = ask(path, model, **message)
+    assert found.status_code == 200 and "x-unknown-parameters" not in found.headers, found.text
+    without = {name: value for name, value in message.items() if value is not None}
+    assert ask(path, model, **without).json() == found.json()
+
+
+def test_no_model_is_there_that_could_answer(monkeypatch, server, post):
+    monkeypatch.setattr(server.core, "versions", list)
+    found = post("/embed", {"inputs": "a"})
+    assert found.status_code == 400
+    assert found.json()["error"] == "no model of this server answers with vectors"
+    monkeypatch.setattr(server.core, "ready", lambda: False)
+    assert post("/embed", {"inputs": "a"}).status_code == 503
