@@ -23,6 +23,7 @@ from fleetbert.core import files
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import ragged
 from fleetbert.data.read import USUAL
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import alike, answer, engine, evaluate, golden
 from fleetbert.tasks.evaluator import largest_difference
 
@@ -159,30 +160,44 @@ class Gate(Sample):
             drop=self.drop(logits),
         )
 
-    def measure(self, variant: bundles.Variant, folder: Path) -> bundles.Variant:
+    def with_tokenizer(self, tokenizer: Tokenizer) -> Sample:
+        """The same texts as another tokenizer reads them."""
+        known = evaluate.read_known(self.model, self.data, columns=self.columns)
+        return Sample(self.model._replace(tokenizer=tokenizer), self.data, known)
+
+    def measure(
+        self, variant: bundles.Variant, folder: Path, sample: Sample | None = None
+    ) -> bundles.Variant:
         """The variant, whose files are in `folder` and not in the bundle yet, with what was
-        measured. Its `comparison` is of batches of token ids, without the time of tokenization."""
-        pad_id = self.model.tokenizer.pad_id
-        opened = engine.open_folder(variant.kind, folder, "cpu", self.threads, pad_id=pad_id)
-        engines = (self.model.engine, opened)
-        outputs, times = in_turns([functools.partial(self.run, e) for e in engines], ROUNDS)
+        measured. Its `comparison` is of batches of token ids, without the time of tokenization.
+        sample: the texts as the variant's own tokenizer reads them; None: as float32's does."""
+        sample = sample or self
+        tokenizer, longest = sample.model.tokenizer, self.bundle.max_length
+        opened = engine.open_folder(
+            variant.kind, folder, "cpu", self.threads, pad_id=tokenizer.pad_id
+        )
+        runs = [
+            functools.partial(self.run, self.model.engine),
+            functools.partial(sample.run, opened),
+        ]
+        outputs, times = in_turns(runs, ROUNDS)
+        pairs = [pair for pair in zip(*outputs) if pair[0].shape == pair[1].shape]
         slow, fast = (len(self.encodings.ids) / statistics.median(seconds) for seconds in times)
         comparison = bundles.Comparison(
             texts_per_s=round(fast, 1),
             float32_texts_per_s=round(slow, 1),
             speed_ratio=round(statistics.median(slow / fast for slow, fast in zip(*times)), 3),
-            max_logit_difference=largest_difference(outputs[1], outputs[0]),
+            max_logit_difference=largest_difference(*zip(*pairs)),
             size_ratio=round(_bytes(folder) / self.bundle.variant("float32").bytes, 4),
         )
         # All layers: which texts near the limit leave is a matter of rounding, which differs
         # between processors.
-        tokenizer, longest = self.model.tokenizer, self.bundle.max_length
         whole = functools.partial(opened, pad_id=tokenizer.pad_id, speed=0.0)
         answers = golden.record(
             whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
         )
-        accuracy = self.accuracy(self.of_texts(outputs[1]))
-        (_, some), *_ = self.ragged.parts([draw(len(self.encodings.ids), ALONE_TEXTS)])
+        accuracy = self.accuracy(sample.of_texts(outputs[1]))
+        (_, some), *_ = sample.ragged.parts([draw(len(self.encodings.ids), ALONE_TEXTS)])
         scores = self.model.task.answer.scores
         measured = {
             "accuracy": [accuracy],

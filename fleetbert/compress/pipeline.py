@@ -16,7 +16,7 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -24,7 +24,7 @@ from fleetbert.compress import auto_compression, report, sensitivity
 from fleetbert.compress.gate import too_few
 from fleetbert.compress.static import split_pieces
 from fleetbert.compress.texts import Feeds
-from fleetbert.compress.work import Ready, Work, open_work
+from fleetbert.compress.work import Ready, Result, Work, open_work
 from fleetbert.core import extras
 from fleetbert.core.errors import GateFailed
 from fleetbert.graph import int8, weights
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 TEXTS_FOR_ERRORS = 64
 
 
-# Does the work; None on ranks that write nothing.
-Prepare = Callable[[Work], "Ready | None"]
+# Does the work; None on ranks that write nothing, a Result where the method wrote a new bundle.
+Prepare = Callable[[Work], "Ready | Result | None"]
 # Modules with a function `prepare`. Imported when a job asks for them: those that train bring the
 # trainer and PaddleNLP, seconds.
 METHODS = {
@@ -47,16 +47,8 @@ METHODS = {
     "onnx": "fleetbert.compress.onnx_int8",
     "bfloat16": "fleetbert.compress.bfloat16",
     "paddleslim": "fleetbert.compress.auto_compression",
+    "vocabulary": "fleetbert.compress.vocabulary",
 }
-
-
-class Result(NamedTuple):
-    """A variant that was added, and its report if there is one; on ranks that only helped to train
-    the bundle has no such variant yet."""
-
-    bundle: bundles.Bundle
-    variant: str
-    report: Path | None = None
 
 
 def quantize(job: config.Quantize) -> Result:
@@ -79,6 +71,8 @@ def _quantize(job: config.Quantize, name: str) -> Result:
     ready = prepare(work)
     if ready is None:
         return Result(work.bundle, name)
+    if isinstance(ready, Result):
+        return ready
     work, bundle = replace(work, source=ready.source), work.bundle
     with bundles.adding(bundle.root, name) as new:
         origin = {"name": name, "made_from": job.source}
@@ -112,7 +106,8 @@ def load(method: str) -> Prepare:
 
 def variant_name(job: config.Quantize) -> str:
     """`name`, or what the method makes; `pruned-` before it if it was made from pruned-float32."""
-    names = {"prune": "pruned-float32", "onnx": "onnx-int8", "bfloat16": "bfloat16"}
+    names = {"prune": "pruned-float32", "onnx": "onnx-int8"}
+    names.update({name: name for name in ("bfloat16", "vocabulary")})
     if job.method == "paddleslim":
         names["paddleslim"] = auto_compression.variant_name(job)
     made = names.get(job.method, f"int{job.bits}-{job.method}")

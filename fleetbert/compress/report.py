@@ -46,7 +46,7 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
     """float32 and all variants that were measured on the table with that hash; `made` is the one
     of this run, which need not be in the bundle."""
     megabytes = bundle.variant("float32").bytes / 1e6
-    others = [v for v in bundle.manifest.variants if v.name != made.name]
+    others = [v for v in bundle.manifest.variants if v.name not in ("float32", made.name)]
     measured: list[Point] = []
     for variant in [*others, made]:
         accuracy = next((a for a in variant.accuracy if a.data_sha256 == sha256), None)

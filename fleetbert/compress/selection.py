@@ -8,10 +8,11 @@ import numpy as np
 
 from fleetbert import config
 from fleetbert.compress.gate import Gate, Sample
-from fleetbert.compress.texts import draw, held_out, read_unlabelled
+from fleetbert.compress.texts import draw, held_out
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 from fleetbert.engines import evaluate
+from fleetbert.tasks.unlabelled import read_unlabelled
 
 log = logging.getLogger(__name__)
 

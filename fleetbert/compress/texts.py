@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Dict, Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
-from fleetbert.core.errors import UserError
 from fleetbert.data import ragged, read, tokenizers
 from fleetbert.data.batching import plan_inference
-from fleetbert.data.records import Example
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.tasks import Task
+from fleetbert.tasks.unlabelled import read_unlabelled
 
 # Of a table, at most, that is held out of what it is for.
 SHARE = 5
@@ -61,15 +58,3 @@ def read_batches(
     encodings = tokenizer.encode(*task.labels.texts(chosen), bundle.max_length)
     every = range(len(encodings.ids))
     return feeds(encodings, every, tokenizer.pad_id)
-
-
-def read_unlabelled(
-    path: str, task: Task, key: str, columns: config.Columns = read.USUAL
-) -> list[Example]:
-    """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
-    tagged = read.TAG_SUFFIXES if task.shape.label == "spans" else ()
-    if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES, *tagged):
-        return read.read_as(path, task.labels.table_format(path, columns, labelled=False)).examples
-    if task.shape.pair:
-        raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")
-    return read.read_as(path, read.texts_format(path, columns)).examples

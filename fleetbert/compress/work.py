@@ -80,6 +80,15 @@ class Ready(NamedTuple):
     write: Callable[[Path], bundles.Variant]
 
 
+class Result(NamedTuple):
+    """A variant that was added (by method: vocabulary, float32 of a new bundle), and its report if
+    there is one; on ranks that only helped to train the bundle has no such variant yet."""
+
+    bundle: bundles.Bundle
+    variant: str
+    report: Path | None = None
+
+
 @dataclass(frozen=True)
 class Work:
     """gate: of `job.gate`; source: of the variant `job.source`, smoothed where the job wants it;
@@ -115,7 +124,7 @@ def open_work(job: config.Quantize) -> Work:
             f"source: the variant {variant.name} of {bundle.root} is of kind {variant.kind}; name "
             "float32, or one that method: prune made"
         )
-    if job.method in config.TRAINED:
+    if job.method in (*config.TRAINED, "vocabulary"):
         _check_trained(job, bundle)
     # The gate opens float32, which verifies it.
     gate = Gate(bundle, job.gate, job.threads, columns=job.data)
@@ -128,7 +137,7 @@ def open_work(job: config.Quantize) -> Work:
 
 
 def _check_trained(job: config.Quantize, bundle: bundles.Bundle) -> None:
-    """UserError for a task that a method which trains does not take."""
+    """UserError for a task that a method which needs the network does not take."""
     where, task = f"method: {job.method}: {bundle.root}", tasks.get(bundle.task.name)
     if not task.shape.answers:
         counts = task.shape.counts

@@ -15,6 +15,7 @@ from fleetbert.config.training import (
     Precision,
     Strategy,
     Trainer,
+    Vocabulary,
     check_data,
 )
 
@@ -219,18 +220,35 @@ class Prune(Section):
     )
 
 
+class Trimming(Vocabulary):
+    texts: Optional[str] = key(
+        None,
+        "vocabulary: keep only the tokens of these texts (.tsv, .csv, .jsonl, or one a line), "
+        "special tokens and single characters",
+        common_for=QUANTIZE,
+    )
+    into: Optional[str] = key(
+        None,
+        "vocabulary: folder of the new bundle, because ids change (null: the bundle's folder with "
+        "-vocabulary behind its name)",
+    )
+
+
 class Quantize(Section):
     """A job that adds a smaller and faster variant to a bundle."""
 
     bundle: str = key("output/bundle", "bundle to add the variant to", common_for=QUANTIZE)
-    method: Literal["dynamic", "static", "qat", "prune", "onnx", "bfloat16", "paddleslim"] = key(
+    method: Literal[
+        "dynamic", "static", "qat", "prune", "onnx", "bfloat16", "paddleslim", "vocabulary"
+    ] = key(
         "static",
         "method of compression: dynamic: integer weights, needs no data; static: int8 weights and "
         "activations, needs calibration.data; qat: quantization-aware training, needs data.train "
         "(other keys default to configs/quantize/qat.yaml); prune: fewer attention heads and "
         "feed-forward units in float32, needs data.train; onnx: int8 by ONNX Runtime, needs "
         "calibration.data; bfloat16: needs a processor with AVX512-BF16 or AMX; paddleslim: "
-        "PaddleSlim's AutoCompression, needs calibration.data",
+        "PaddleSlim's AutoCompression, needs calibration.data; vocabulary: a new bundle with fewer "
+        "tokens, from which other methods start, needs vocabulary.texts",
         common_for=QUANTIZE,
     )
     source: str = key(
@@ -264,6 +282,7 @@ class Quantize(Section):
         None, "threads of the engines that are measured (null: all processors)", ge=1
     )
     prune: Prune = Prune()
+    vocabulary: Trimming = Trimming()
     distill: SoftLabels = SoftLabels()
     dropout: float = key(0.1, "prune: dropout rate (qat: 0)", ge=0, lt=1)
     held_out: float = key(
@@ -307,6 +326,17 @@ class Quantize(Section):
                 "skip: PaddleSlim's own file says what stays in float32; leave it out, or choose "
                 "method: static"
             )
+        if self.method == "vocabulary":
+            if self.vocabulary.texts is None:
+                raise ValueError(
+                    "vocabulary.texts: name a file of texts like those to come; the others of "
+                    "the model's tokens are removed"
+                )
+            if self.source != "float32" or self.name is not None:
+                raise ValueError(
+                    "source: method: vocabulary makes a new bundle from float32, before any other "
+                    "method; leave source and name out"
+                )
         if self.name in ("float32", self.source):
             raise ValueError(
                 f"name: {self.name} is the variant that the new one is measured against or made "
@@ -324,7 +354,11 @@ class Quantize(Section):
                 "static"
             )
         if self.method != "dynamic" and self.bits != 8:
-            arithmetic = {"prune": "float32", "bfloat16": "bfloat16"}.get(self.method, "int8")
+            arithmetic = {
+                "prune": "float32",
+                "vocabulary": "float32",
+                "bfloat16": "bfloat16",
+            }.get(self.method, "int8")
             raise ValueError(
                 f"bits: method: {self.method} computes in {arithmetic}; 16 is for method: dynamic"
             )

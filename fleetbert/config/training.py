@@ -110,6 +110,22 @@ class Data(Columns):
     )
 
 
+class Vocabulary(Section):
+    texts: Optional[str] = key(
+        None,
+        "vocabulary trimming: keep only the tokens of these texts (.tsv, .csv, .jsonl, or one a "
+        "line), special tokens and single characters (null: all tokens; train: the texts of "
+        "data.train)",
+    )
+    keep: List[str] = key([], "words or texts whose tokens are kept too")
+
+    @model_validator(mode="after")
+    def _has_texts(self) -> Vocabulary:
+        if self.keep and self.texts is None:
+            raise ValueError("keep: names tokens beside those of texts; give texts too")
+        return self
+
+
 class Model(Section):
     init: str = key(
         "random",
@@ -120,6 +136,7 @@ class Model(Section):
     vocab: Optional[str] = key(
         None, "vocab.txt of the tokenizer (null: the one beside the weights); random needs one"
     )
+    vocabulary: Vocabulary = Vocabulary()
     lowercase: Optional[bool] = key(
         None, "lower-case texts before tokenizing (null: as the init folder says, else true)"
     )
@@ -492,6 +509,8 @@ class Config(Section):
         if data.builtin and (shape.pair or shape.label != "name"):
             lacks = "pairs" if shape.pair else f"labels for task.name: {self.task.name}"
             raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
+        if model.vocabulary.texts == "train" and data.train is None:
+            raise ValueError("model.vocabulary.texts: there is no data.train; name a file of texts")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")
         if self.strategy.fleet and self.strategy.name == "parameter_server":

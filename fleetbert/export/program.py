@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Iterator, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import paddle
@@ -36,6 +36,7 @@ def export_bundle(
     made_from: str | None = None,
     thresholds: Mapping[str, float] | None = None,
     integer_labels: bool = False,
+    measure: Callable[[bundle.Variant, Path], bundle.Variant] | None = None,
 ) -> bundle.Bundle:
     """Write `network` as the `float32` variant of a new bundle at `path`; returns the bundle.
 
@@ -45,6 +46,8 @@ def export_bundle(
     accuracy: what was measured on named data.
     made_from: the run or the model that it comes from.
     thresholds, integer_labels: of labels, see `bundle.manifest.Task`.
+    measure: completes the variant, whose files are in the folder, before it is written; an error
+        leaves nothing behind.
 
     A bundle that is at `path` is replaced in one step, after the new one is complete and the
     program was found to answer like the network (UserError otherwise).
@@ -60,17 +63,16 @@ def export_bundle(
         if tasks.get(task).shape.answers:
             with _answering(network, max_length) as run:
                 kept = golden.record(run, share=golden.FLOAT_SHARE, **limits)
-        return [
-            bundle.ProgramVariant(
-                name="float32",
-                made_from=made_from,
-                accuracy=list(accuracy),
-                runs_on=["x86", "gpu", "armv8"],
-                versions=versions(),
-                max_difference_to_network=difference,
-                golden=kept,
-            )
-        ]
+        variant = bundle.ProgramVariant(
+            name="float32",
+            made_from=made_from,
+            accuracy=list(accuracy),
+            runs_on=["x86", "gpu", "armv8"],
+            versions=versions(),
+            max_difference_to_network=difference,
+            golden=kept,
+        )
+        return [measure(variant, folder / "float32") if measure else variant]
 
     return bundle.create(
         path,

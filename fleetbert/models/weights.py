@@ -19,7 +19,7 @@ from fleetbert.data.tokenizers import Spec
 from fleetbert.models import encoders, pooling
 from fleetbert.models.bert import BertConfig
 from fleetbert.models.encoders import HEADS, Loaded, Tensors
-from fleetbert.models.sources import Source
+from fleetbert.models.sources import DECODER, Source
 
 
 def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
@@ -31,9 +31,6 @@ def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
         whole.update(name.encode())
         whole.update(np.ascontiguousarray((tensors or {})[name]).data)
     return whole.hexdigest()
-
-
-DECODER = "cls.predictions.decoder.weight"  # the embeddings of words once more
 
 
 class LoadReport(NamedTuple):

@@ -21,7 +21,7 @@ from fleetbert.data.labels import explained
 from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.models import sources, task_heads, weights
-from fleetbert.tasks import Arrays, Criterion, Metrics, Part
+from fleetbert.tasks import Arrays, Criterion, Metrics, Part, unlabelled
 from fleetbert.tasks import loss as losses
 from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.evaluator import together
@@ -52,7 +52,7 @@ def open_task(
     connected: the strategy, whose ranks share the token cache. source, kind, labels: replace
     `job.model`, `TextTask` and the labels of the training texts.
     """
-    source = sources.open_source(job.model) if source is None else source
+    source = _source(job) if source is None else source
     tokenizer = tokenizers.open(source.tokenizer)
     longest = source.shape.get("max_position_embeddings", 512)
     if job.data.max_length > longest:
@@ -84,6 +84,16 @@ def open_task(
     made = (kind or TextTask)(job, source, tokenizer, labels, *splits)
     made.held = held
     return made
+
+
+def _source(job: schema.Config) -> sources.Source:
+    """What `job.model` names, with the tokens that it asks for."""
+    source, vocabulary = sources.open_source(job.model), job.model.vocabulary
+    if vocabulary.texts is None:
+        return source
+    path = str(job.data.train if vocabulary.texts == "train" else vocabulary.texts)
+    texts = unlabelled.single_texts(path, tasks.get(job.task.name), job.data)
+    return sources.trimmed(source, texts, vocabulary.keep)
 
 
 def _as_resumed(job: schema.Config, labels: list[str]) -> list[str]:

@@ -18,12 +18,13 @@ from fleetbert.compress.distill import exit_training, report
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.pipeline import Result
-from fleetbert.compress.texts import draw, held_out, read_unlabelled
+from fleetbert.compress.texts import draw, held_out
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import ragged
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exit_heads import Tensors
 from fleetbert.engines.exits import Settings
+from fleetbert.tasks.unlabelled import read_unlabelled
 from fleetbert.training.strategies import connect
 from fleetbert.training.strategies.single import Single
 

@@ -178,6 +178,19 @@ class Tokenizer(ABC):
         """How the vocabulary writes a token; "" where a kind does not tell."""
         return ""
 
+    def needed(self, wanted: np.ndarray) -> np.ndarray:
+        """bool [vocab_size]: the wanted tokens, and those without which texts would not become
+        them."""
+        return wanted
+
+    def write_trimmed(self, kept: np.ndarray, folder: Path) -> None:  # noqa: ARG002
+        """Write the files of a tokenizer that has only these ids (int64, ascending), which become
+        0, 1, ..."""
+        raise UserError(
+            f"vocabulary: a tokenizer of the kind {self.kind} cannot be trimmed; leave "
+            "vocabulary.texts out"
+        )
+
     @classmethod
     @abstractmethod
     def save(cls, spec: Spec, folder: Path) -> None:

@@ -13,7 +13,7 @@ import re
 import shutil
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import tokenizers
@@ -138,6 +138,54 @@ class Whole(OfLibrary):
         text = json.dumps({**fields, "model_input_names": inputs}, ensure_ascii=False)
         (folder / folders.CONFIG).write_text(text + "\n", encoding="utf-8")
 
+    def needed(self, wanted: np.ndarray) -> np.ndarray:
+        """Added tokens too; of BPE, all that merges make a wanted token of; of Unigram, the token
+        with the lowest score, from which the score of unknown characters follows."""
+        needed = wanted.copy()
+        needed[list(self._library.get_added_tokens_decoder())] = True
+        model = self._fields["model"]
+        if model["type"] == "Unigram":
+            scores = [score for _, score in model["vocab"]]
+            needed[scores.index(min(scores))] = True
+            return needed
+        made_of: dict[str, set[str]] = {}
+        for first, second, whole in _merges(model):
+            made_of.setdefault(whole, set()).update((first, second))
+        waiting = [token for token, number in model["vocab"].items() if needed[number]]
+        while waiting:
+            for part in made_of.pop(waiting.pop(), ()):
+                needed[model["vocab"][part]] = True
+                waiting.append(part)
+        return needed
+
+    def write_trimmed(self, kept: np.ndarray, folder: Path) -> None:
+        fields, new = self._fields, {int(former): number for number, former in enumerate(kept)}
+        model = fields["model"]
+        if model["type"] == "Unigram":
+            model["vocab"] = [model["vocab"][n] for n in kept if n < len(model["vocab"])]
+            model["unk_id"] = new.get(model["unk_id"])
+        else:
+            words = {word: new[n] for word, n in model["vocab"].items() if n in new}
+            merges = zip(model["merges"], _merges(model))
+            model["merges"] = [merge for merge, (_, _, whole) in merges if whole in words]
+            model["vocab"] = words
+        for token in fields.get("added_tokens") or []:
+            token["id"] = new[token["id"]]
+        around = fields["post_processor"]
+        for step in around.get("processors") or [around]:
+            for end in ("cls", "sep"):
+                if end in step:
+                    step[end][1] = new[step[end][1]]
+            for token in (step.get("special_tokens") or {}).values():
+                token["ids"] = [new[number] for number in token["ids"]]
+        fields["padding"] = None  # whoever pads asks the tokenizer for its pad_id
+        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+        (folder / WHOLE).write_text(text, encoding="utf-8")
+
+    @property
+    def _fields(self) -> folders.Fields:
+        return folders.fields_of(self.spec.files[WHOLE])
+
     def _allowed(self, ids: list[int]) -> list[int]:
         """With the unknown token for those that no text may spell."""
         if self._never.isdisjoint(ids):
@@ -163,6 +211,14 @@ class Whole(OfLibrary):
             continues[number] = not token.startswith(WORD_STARTS)
         continues[list(self.special_ids)] = False
         return continues
+
+
+def _merges(model: folders.Fields) -> Iterator[tuple[str, str, str]]:
+    """Of BPE: two tokens, and the one that they become."""
+    prefix = len(model.get("continuing_subword_prefix") or "")
+    for merge in model["merges"]:
+        first, second = merge.split(" ") if isinstance(merge, str) else merge
+        yield first, second, first + second[prefix:]
 
 
 def _splits_at_spaces(library: tokenizers.Tokenizer) -> bool:

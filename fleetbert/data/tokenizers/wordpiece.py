@@ -145,6 +145,10 @@ class WordPiece(OfLibrary):
                 **special,
             ).save(str(folder / folders.WHOLE))
 
+    def write_trimmed(self, kept: np.ndarray, folder: Path) -> None:
+        lines = "".join(f"{self.token(number)}\n" for number in kept)
+        (folder / VOCAB).write_bytes(lines.encode())
+
     def _pieces(self, texts: list[str], most: int) -> list[list[int]]:
         if all(map(self._is_plain, texts)) and sum(map(len, texts)) <= MUCH:
             ids = self._ids_of_words.__getitem__
