@@ -123,11 +123,8 @@ def _read(path: str, overrides: Sequence[str], *schemas: type[Section]) -> Docum
     document = _read_yaml(path)
     for word in overrides:
         # Bytes that the locale has no letters for stand as half characters.
-        if sys.getfilesystemencoding() != "utf-8" and re.search("[\udc80-\udcff]", word):
-            raise UserError(
-                f"{COMMAND_LINE}: {word!r} has letters that this locale lacks; set LC_ALL=C.UTF-8 "
-                "and start the same command again"
-            )
+        if re.search("[\udc80-\udcff]", word):
+            _check_letters(word, COMMAND_LINE)
         name, sign, text = word.partition("=")
         if not sign:
             raise UserError(f"{COMMAND_LINE}: {word!r} is not of the form key=value")
@@ -137,6 +134,15 @@ def _read(path: str, overrides: Sequence[str], *schemas: type[Section]) -> Docum
             raise UserError(f"{COMMAND_LINE}: the value of {word!r} is not valid YAML") from error
         _put(document, split(name, schemas), value, COMMAND_LINE, repr(word))
     return document
+
+
+def _check_letters(value: str, where: str) -> None:
+    """UserError for letters of which this locale can make no file's name."""
+    if sys.getfilesystemencoding() != "utf-8" and not value.isascii():
+        raise UserError(
+            f"{where}: {value!a} has letters that this locale lacks; set LC_ALL=C.UTF-8 and "
+            "start the same command again"
+        )
 
 
 def _is_text(word: str, kind: object) -> bool:
@@ -178,6 +184,9 @@ def _read_yaml(path: str) -> Document:
         return Document(path, {}, {})
     if not isinstance(values, dict):
         raise UserError(f"config {path}: must hold keys, like `output_dir: output`")
+    for token in [] if text.isascii() else yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.ScalarToken):
+            _check_letters(token.value, f"config {path}, line {token.start_mark.line + 1}")
     document = Document(path, values, {})
     try:
         _note_places(node, (), document)

@@ -113,7 +113,7 @@ class Family(NamedTuple):
     keys: what config.json calls a field of Shape, where not as BERT's does. repeated: fields of
         Shape that it says once more, by the other name.
     defaults: of a field that config.json does not name.
-    fixed: of a field, whatever config.json says.
+    fixed: of a field, whatever config.json says. fixed_there: of PaddleNLP's files alone.
     pooler_act: after its pooler, or its classifier's first layer.
     architectures: the class in transformers for each head (`models.task_heads`).
     cannot: why a config.json is of no network that folds into ours, besides ONLY; "" if it does.
@@ -134,6 +134,7 @@ class Family(NamedTuple):
     repeated: Mapping[str, str] = {}
     defaults: Shape = Shape()
     fixed: Shape = Shape()
+    fixed_there: Shape = Shape()
     pooler_act: str = "tanh"
     cannot: Callable[[Fields], str] = _folds
     fold: Callable[[Loaded], Loaded] = unchanged
@@ -269,6 +270,7 @@ ERNIE = BERT._replace(
     prefix="ernie.",
     architectures=_classes("Ernie"),
     paddlenlp=(("cls.predictions.decoder_weight", "cls.predictions.decoder.weight"),),
+    fixed_there={"layer_norm_eps": 1e-12},
     fold=_fold_ernie,
 )
 VOCAB_HEAD: Pieces = (
@@ -419,6 +421,8 @@ def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
         if fields[key] is not None:
             shape = cast(Shape, {**shape, field: fields[key]})
     shape.update(family.fixed)
+    if ours:
+        shape.update(family.fixed_there)
     shape.setdefault("vocab_size", len(tensors[WORDS]))
     if family.pooler_act != "tanh":
         shape["pooler_act"] = family.pooler_act

@@ -1,11 +1,12 @@
 """How a folder of sentence-transformers makes a vector of a text's tokens.
 
-Its modules.json lists what comes after the encoder: `1_Pooling`, mostly `2_Normalize`. Folders of
-other libraries have none of it.
+Its modules.json lists the encoder, whose files are beside it or below (`0_Transformer`), and what
+comes after it: `1_Pooling`, mostly `2_Normalize`. Folders of other libraries have none of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -27,10 +28,31 @@ FLAGS = {
 PASSED_OVER = ("Transformer", "Pooling", "Normalize")  # modules
 
 
+def encoder(folder: Path) -> Path:
+    """The encoder's folder: itself, or `0_Transformer` and the like of older versions."""
+    if (folder / "config.json").is_file():
+        return folder
+    return folder / (_places(folder).get("Transformer") or "")
+
+
+def _root(folder: Path) -> Path:
+    """Where the modules of an encoder's folder are: itself, or the folder above."""
+    above = folder.resolve().parent
+    with contextlib.suppress(UserError):  # another program's modules.json
+        if _places(above).get("Transformer") == folder.resolve().name:
+            return above
+    return folder
+
+
+def _places(folder: Path) -> dict[str, str | None]:
+    """The folder below of each kind of module."""
+    return {_kind(module): module.get("path") for module in _modules(folder)}
+
+
 def read(folder: Path) -> str | None:
     """One of POOLINGS, or what stands there instead; None in a folder that says nothing."""
-    places = {_kind(module): module.get("path") for module in _modules(folder)}
-    path = folder / (places.get("Pooling") or "1_Pooling") / "config.json"
+    root = _root(folder)
+    path = root / (_places(root).get("Pooling") or "1_Pooling") / "config.json"
     if not path.is_file():
         return None
     fields = charset.read_json(path, "configuration")
@@ -53,7 +75,7 @@ def check(chosen: str | None, of_folder: str | None, where: str, key: str) -> st
 
 def check_modules(folder: Path) -> None:
     """UserError if a folder has layers after the pooling, which would be left out."""
-    more = [kind for kind in map(_kind, _modules(folder)) if kind not in PASSED_OVER]
+    more = [kind for kind in map(_kind, _modules(_root(folder))) if kind not in PASSED_OVER]
     if more:
         raise UserError(
             f"{folder}: has a module {more[0]} after its encoder, which no vector here goes "
@@ -70,7 +92,7 @@ def warn_of_texts(folder: Path, lowercase: bool) -> None:
             f"{path}: says do_lower_case: true, and the tokenizer keeps capital letters; give "
             "texts in lower case to have the vectors of sentence-transformers"
         )
-    path = folder / "config_sentence_transformers.json"
+    path = _root(folder) / "config_sentence_transformers.json"
     fields = _fields(path)
     prompts = fields.get("prompts")
     name = fields.get("default_prompt_name")

@@ -168,6 +168,7 @@ def _package_folder(package: str) -> Path:
 
 
 def _folder(folder: Path, name: str) -> Source:
+    folder = pooling.encoder(folder)
     if (folder / "config.json").is_file():
         fields = _read_json(folder / "config.json", name)
     elif (folder / CONSTRUCTORS).is_file():

@@ -240,9 +240,15 @@ def test_a_bundle_below_a_name_that_the_locale_has_no_letters_for_is_opened(tiny
     code = (
         "from fleetbert.cli.main import main; from fleetbert.core import errors\nerrors.run(main)"
     )
-    for command in ("quantize", "serve"):
+    job = tmp_path / "job.yaml"
+    job.write_text("gate:\n  data: [möchte字.tsv]\n", encoding="utf-8")
+    for words in (
+        ["quantize", b"bundle=" + os.fsencode(path)],
+        ["serve", b"bundle=" + os.fsencode(path)],
+        ["quantize", "--config", str(job)],
+    ):
         done = subprocess.run(
-            [sys.executable, "-c", code, command, b"bundle=" + os.fsencode(path)],
+            [sys.executable, "-c", code, *words],
             capture_output=True,
             env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"},
             timeout=300,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import commands
@@ -166,6 +167,22 @@ class TestFolders:
         (path / "modules.json").write_text(json.dumps(modules))
         source = sources.open_source(fleetbert.config.Model(init=str(path)))
         assert source.with_pooling(None, "pooling").shape["pooling"] == "cls"
+
+    @pytest.mark.parametrize("named", ["", "0_Transformer"])
+    def test_its_encoder_may_lie_below(self, made, tmp_path, named):
+        """Older versions of sentence-transformers write it so."""
+        shutil.copytree(made[0], tmp_path / "0_Transformer")
+        (tmp_path / "1_Pooling").mkdir()
+        (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+        kinds = {"0_Transformer": "Transformer", "1_Pooling": "Pooling"}
+        modules = [{"path": path, "type": f"a.{kind}"} for path, kind in kinds.items()]
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+        source = sources.open_source(fleetbert.config.Model(init=str(tmp_path / named)))
+        assert source.with_pooling(None, "pooling").shape["pooling"] == "cls"
+        modules.append({"path": "2_Dense", "type": "a.Dense"})
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+        with pytest.raises(fleetbert.UserError, match="a module Dense after its encoder"):
+            source.with_pooling(None, "pooling")
 
     def test_what_it_does_to_texts_is_told(self, folder, caplog):
         path = folder({"pooling_mode_mean_tokens": True}, "Transformer", "Pooling")

@@ -369,3 +369,13 @@ def test_the_network_is_paddlenlps(packed):
     gradients = {name: one.grad for name, one in ours.network.named_parameters()}
     for name, one in theirs.named_parameters():
         np.testing.assert_allclose(gradients[name].numpy(), one.grad.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "used"), [("layers.0.norm1", 1e-12), ("layer.0.norm", 1e-5)])
+def test_the_epsilon_of_paddlenlps_ernie(name, used):
+    """Its layers have 1e-12, whatever config.json says; transformers' read it."""
+    names = [f"{part}_embeddings.weight" for part in ("word", "position", "token_type")]
+    files = {f"ernie.embeddings.{name}": np.ones((4, 2), np.float32) for name in names}
+    files[f"ernie.encoder.{name}.weight"] = np.ones(2, np.float32)
+    found = encoders.read(encoders.ERNIE, {"layer_norm_eps": 1e-5}, files)
+    assert found.shape["layer_norm_eps"] == used
