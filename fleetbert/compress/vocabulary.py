@@ -36,7 +36,7 @@ def prepare(work: Work) -> Result:
     into = Path(job.vocabulary.into or f"{bundle.root.resolve()}-{NAME}")
     if into.resolve() == bundle.root.resolve():
         raise UserError(f"vocabulary.into: {into} is the bundle itself; name another folder")
-    texts = unlabelled.single_texts(str(job.vocabulary.texts), task, job.data)
+    texts = unlabelled.single_texts(str(job.vocabulary.data), task, job.data)
     whole = from_program.open_bundle(bundle, 0.0)
     source = sources.trimmed(whole, texts, job.vocabulary.keep)
     tokenizer, outputs = tokenizers.open(source.tokenizer), task.outputs(bundle.labels)
@@ -54,7 +54,7 @@ def prepare(work: Work) -> Result:
         sample = gate.with_tokenizer(tokenizer)
         named = variant.model_copy(update={"name": NAME})
         measured = gate.measure(named, folder, sample)
-        hint = "more texts in vocabulary.texts keep more tokens"
+        hint = "more texts in vocabulary.data keep more tokens"
         refused = gate.refusal(NAME, measured.accuracy[0], hint, measured.alone_difference)
         page = report.write(work, bundle, measured, [], refused)
         if refused is not None:

@@ -221,7 +221,7 @@ class Prune(Section):
 
 
 class Trimming(Vocabulary):
-    texts: Optional[str] = key(
+    data: Optional[str] = key(
         None,
         "vocabulary: keep only the tokens of these texts (.tsv, .csv, .jsonl, or one a line), "
         "special tokens and single characters",
@@ -248,7 +248,7 @@ class Quantize(Section):
         "feed-forward units in float32, needs data.train; onnx: int8 by ONNX Runtime, needs "
         "calibration.data; bfloat16: needs a processor with AVX512-BF16 or AMX; paddleslim: "
         "PaddleSlim's AutoCompression, needs calibration.data; vocabulary: a new bundle with fewer "
-        "tokens, from which other methods start, needs vocabulary.texts",
+        "tokens, from which other methods start, needs vocabulary.data",
         common_for=QUANTIZE,
     )
     source: str = key(
@@ -327,9 +327,9 @@ class Quantize(Section):
                 "method: static"
             )
         if self.method == "vocabulary":
-            if self.vocabulary.texts is None:
+            if self.vocabulary.data is None:
                 raise ValueError(
-                    "vocabulary.texts: name a file of texts like those to come; the others of "
+                    "vocabulary.data: name a file of texts like those to come; the others of "
                     "the model's tokens are removed"
                 )
             if self.source != "float32" or self.name is not None:

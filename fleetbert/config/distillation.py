@@ -99,7 +99,7 @@ class Distill(Config):
             raise ValueError("loss: distillation has a loss of its own; leave the section out")
         if self.trainer.compile:
             raise ValueError("trainer.compile: distillation runs as Python only; set it to false")
-        if model.vocabulary.texts is not None:
+        if model.vocabulary.data is not None:
             raise ValueError(
                 "model.vocabulary: a student reads texts as its teacher does; train the teacher "
                 "with model.vocabulary and leave it out here"

@@ -111,7 +111,7 @@ class Data(Columns):
 
 
 class Vocabulary(Section):
-    texts: Optional[str] = key(
+    data: Optional[str] = key(
         None,
         "vocabulary trimming: keep only the tokens of these texts (.tsv, .csv, .jsonl, or one a "
         "line), special tokens and single characters (null: all tokens; train: the texts of "
@@ -121,8 +121,8 @@ class Vocabulary(Section):
 
     @model_validator(mode="after")
     def _has_texts(self) -> Vocabulary:
-        if self.keep and self.texts is None:
-            raise ValueError("keep: names tokens beside those of texts; give texts too")
+        if self.keep and self.data is None:
+            raise ValueError("keep: names tokens beside those of texts; give data too")
         return self
 
 
@@ -509,8 +509,8 @@ class Config(Section):
         if data.builtin and (shape.pair or shape.label != "name"):
             lacks = "pairs" if shape.pair else f"labels for task.name: {self.task.name}"
             raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
-        if model.vocabulary.texts == "train" and data.train is None:
-            raise ValueError("model.vocabulary.texts: there is no data.train; name a file of texts")
+        if model.vocabulary.data == "train" and data.train is None:
+            raise ValueError("model.vocabulary.data: there is no data.train; name a file of texts")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")
         if self.strategy.fleet and self.strategy.name == "parameter_server":

@@ -89,9 +89,9 @@ def open_task(
 def _source(job: schema.Config) -> sources.Source:
     """What `job.model` names, with the tokens that it asks for."""
     source, vocabulary = sources.open_source(job.model), job.model.vocabulary
-    if vocabulary.texts is None:
+    if vocabulary.data is None:
         return source
-    path = str(job.data.train if vocabulary.texts == "train" else vocabulary.texts)
+    path = str(job.data.train if vocabulary.data == "train" else vocabulary.data)
     texts = unlabelled.single_texts(path, tasks.get(job.task.name), job.data)
     return sources.trimmed(source, texts, vocabulary.keep)
 

@@ -35,7 +35,7 @@ def few_words(tiny_data, tmp_path) -> Path:
 
 def trim(bundle: Path, data: Path, texts: Path, **changes: object) -> pipeline.Result:
     return pipeline.quantize(
-        job(bundle, data, "vocabulary", {"vocabulary": {"texts": str(texts)}, **changes})
+        job(bundle, data, "vocabulary", {"vocabulary": {"data": str(texts)}, **changes})
     )
 
 
@@ -87,7 +87,7 @@ def test_the_gate_stops_one_that_lost_words(bundle, tiny_data, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocabulary": {}}, "vocabulary.texts: name a file of texts"),
+        ({"vocabulary": {}}, "vocabulary.data: name a file of texts"),
         ({"vocabulary": {"keep": ["word1"]}}, "keep: names tokens beside those of texts"),
         ({"source": "pruned-float32"}, "source: method: vocabulary makes a new bundle"),
         ({"bits": 16}, "bits: method: vocabulary computes in float32"),
@@ -99,7 +99,7 @@ def test_what_cannot_be(bundle, tiny_data, few_words, changes, message):
 
 
 def test_the_bundle_itself_is_not_replaced(bundle, tiny_data, few_words):
-    into = {"vocabulary": {"texts": str(few_words), "into": f"{bundle}/"}}
+    into = {"vocabulary": {"data": str(few_words), "into": f"{bundle}/"}}
     with pytest.raises(UserError, match="is the bundle itself"):
         trim(bundle, tiny_data, few_words, **into)
 
@@ -109,7 +109,7 @@ def test_training_begins_with_fewer_tokens(trained, tiny_data, few_words, tmp_pa
     from fleetbert.training.job import train
 
     shutil.copytree(trained.parent / "model", tmp_path / "model")
-    words = {"init": str(tmp_path / "model"), "vocabulary": {"texts": "train", "keep": ["[MASK]"]}}
+    words = {"init": str(tmp_path / "model"), "vocabulary": {"data": "train", "keep": ["[MASK]"]}}
     values = {"data.train": str(few_words), "model": words, "trainer.epochs": 1}
     for epochs in (1, 2):
         train(tiny_job.job(tiny_data, tmp_path / "run", {**values, "trainer.epochs": epochs}))
@@ -121,6 +121,6 @@ def test_training_begins_with_fewer_tokens(trained, tiny_data, few_words, tmp_pa
 
 def test_a_student_reads_as_its_teacher(tiny_data, tmp_path):
     values = tiny_job.values(tiny_data, tmp_path)
-    values["model"] = {"vocabulary": {"texts": "train"}}
+    values["model"] = {"vocabulary": {"data": "train"}}
     with pytest.raises(ValueError, match="train the teacher with"):
         config.Distill.model_validate({**values, "distill": {"teacher": "model"}})

@@ -188,7 +188,7 @@ class Tokenizer(ABC):
         0, 1, ..."""
         raise UserError(
             f"vocabulary: a tokenizer of the kind {self.kind} cannot be trimmed; leave "
-            "vocabulary.texts out"
+            "vocabulary.data out"
         )
 
     @classmethod
