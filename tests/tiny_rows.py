@@ -24,23 +24,25 @@ def lines(count: int = 60) -> list[str]:
     return rows
 
 
-def table(rows: int = KNOWN) -> tuple[np.ndarray, np.ndarray]:
+def table(rows: int = KNOWN, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Ids, ascending, and their weights."""
     split = [fields.split(line.encode(), labelled=False) for line in lines()[:rows]]
     ids = np.unique(fields.parse(split)[1])
-    return ids, np.random.default_rng(0).normal(0, 1, (len(ids), 1 + SIZE)).astype(np.float32)
+    return ids, np.random.default_rng(seed).normal(0, 1, (len(ids), 1 + SIZE)).astype(np.float32)
 
 
-def make_bundle(folder: Path, known: int = KNOWN, seed: int = 0) -> Path:
+def make_bundle(folder: Path, known: int = KNOWN, table_seed: int = 0) -> Path:
     import paddle
 
     from fleetbert.data.tokenizers import fields as tokenizer
     from fleetbert.export.rows import export_rows
     from fleetbert.tasks.ctr.loss import WideDeep
 
-    paddle.seed(seed)
+    paddle.seed(0)
     network = WideDeep(2 * fields.NUMBERS, fields.CATEGORIES, SIZE, [8])
-    ids, weights = table(known) if known else (np.zeros(0, np.int64), np.zeros((0, 1 + SIZE)))
+    ids, weights = (
+        table(known, table_seed) if known else (np.zeros(0, np.int64), np.zeros((0, 1 + SIZE)))
+    )
 
     def write_table(target: Path) -> None:
         np.save(target / "ids.npy", ids)

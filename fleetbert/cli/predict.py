@@ -37,6 +37,9 @@ two texts with a tab between them). The file name's ending decides which, else t
 The answer to an invalid line is {"error": ...}; the exit code is then 0 too. A record whose quoted
 fields hold line ends gets one answer. --abstain 0.8 answers null where no label has a probability
 of 0.8.
+
+A model of clicks may have its table on servers, each of which holds a share of the rows:
+  fleetbert launch --servers 2 --trainers 1 fleetbert.cli predict --bundle B --input F --output O
 """
 
 # What a file's ending says; None: its first line tells.
@@ -74,9 +77,21 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--abstain is {least}; it has to be from 0 to 1")
     lines = failed = cut = abstained = 0
     names = columns(arguments)
-    form = tasks.of(bundles.read(arguments.bundle).task).labels.input_format(arguments.input, names)
-    with open_input(arguments.input) as stream:
+    bundle = bundles.read(arguments.bundle)
+    form = tasks.of(bundle.task).labels.input_format(arguments.input, names)
+    with ExitStack() as stack:
+        stream = stack.enter_context(open_input(arguments.input))
+        table = None
+        if "PADDLE_PSERVERS_IP_PORT_LIST" in os.environ:  # of `fleetbert launch --servers`
+            from fleetbert.training.strategies.parameter_server import answering
+
+            if os.environ.get("TRAINING_ROLE") == "PSERVER":
+                answering.serve(bundle, arguments.variant)
+                return
+            table = stack.enter_context(answering.asking(bundle, arguments.variant))
         model = load(arguments)
+        if table is not None:
+            model.engine.look_up = table
         if least is not None and not model.task.shape.picks_label:
             raise UserError(
                 f"--abstain: {arguments.bundle} answers the task {model.task.name}, which picks no "

@@ -20,15 +20,15 @@ LookUp = Callable[[np.ndarray], np.ndarray]
 
 
 class TableEngine(Engine):
-    """Logits float32 [rows, 1] of rows that `fields.pack` made."""
+    """Logits float32 [rows, 1] of rows that `fields.pack` made. look_up: may be replaced."""
 
     def __init__(self, predict: predictor.Predict, look_up: LookUp):
         super().__init__()
-        self._predict, self._look_up = predict, look_up
+        self._predict, self.look_up = predict, look_up
 
     def compute(self, texts: Texts, speed: float | None = None) -> np.ndarray:
         numbers, ids = fields.unpack(texts.ids.reshape(-1, fields.WORDS))
-        rows = self._look_up(ids.reshape(-1)).reshape(*ids.shape, -1)
+        rows = self.look_up(ids.reshape(-1)).reshape(*ids.shape, -1)
         return self._predict(fields.features(numbers), rows)[0][:, None]
 
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:

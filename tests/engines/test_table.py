@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -98,6 +101,34 @@ def test_commands_ask_it(bundle, tmp_path, capsys):
         fleetbert.load(bundle).evaluate(table)
 
 
+@pytest.mark.slow
+def test_servers_hold_the_table_for_predict(bundle, tiny_bundle, tmp_path):
+    """The text model has none; the error of any process ends the command."""
+    lines = tiny_rows.lines()
+    (tmp_path / "rows.txt").write_text("\n".join(lines))
+
+    def predict(bundle, trainers=1):
+        started = [sys.executable, "-m", "fleetbert.cli", "launch", "--servers", "2", "--trainers"]
+        asked = ["--bundle", str(bundle), "--input", "rows.txt", "--output", "answers.jsonl"]
+        words = [*started, str(trainers), "fleetbert.cli", "predict", *asked]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout + done.stderr
+
+    code, printed = predict(bundle)
+    assert code == 0, printed
+    assert f"the servers hold {len(tiny_rows.table()[0])} rows" in printed
+    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
+    found = [json.loads(line)["probability"] for line in answers]
+    np.testing.assert_allclose(found, by_paddle(bundle, lines), rtol=0, atol=2e-6)
+    for asked, message in (
+        ((tiny_bundle,), "its variant float32 has no table, so servers have nothing to hold"),
+        ((bundle, 2), "--trainers: one process answers; give 1, and more --servers"),
+    ):
+        code, printed = predict(*asked)
+        assert code != 0
+        assert message in printed
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -114,8 +145,6 @@ def test_what_takes_texts_is_refused(bundle, words, capsys):
 
 
 def test_a_bundle_of_other_fields_is_refused(bundle, tmp_path):
-    import shutil
-
     shutil.copytree(bundle, tmp_path / "other")
     path = tmp_path / "other" / "fields.json"
     path.write_text(path.read_text().replace("26", "25"))

@@ -130,3 +130,21 @@ def test_one_of_both_is_not_enough(server):
 def test_a_text_that_is_no_row_is_refused(server):
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a lovely film"]}
     assert "row 1 of 1 has 1 columns, not 40" in post(server, tensor)["error"]
+
+
+def test_a_new_table_takes_over_and_the_program_stays(server, models):
+    """A version that differs in its table only."""
+    rows, folder = tiny_rows.lines(), models / "clicks"
+    before = [one.probability for one in fleetbert.load(folder / "1")(rows)]
+    tiny_rows.make_bundle(models.parent / "aside", table_seed=1)
+    (models.parent / "aside").rename(folder / "2")
+    expected = [one.probability for one in fleetbert.load(folder / "2")(rows)]
+    programs = [(folder / v / "float32" / "model.pdiparams").read_bytes() for v in "12"]
+    assert programs[0] == programs[1]
+    assert np.abs(np.subtract(expected, before)[: tiny_rows.KNOWN]).max() > 0.05
+    url = f"{server.http}/v2/repository/models/clicks/load"
+    assert requests.post(url, timeout=DEADLINE).status_code == 200
+    with Client(server.http) as client:
+        found = [one.probability for one in client.infer("clicks", rows)]
+        assert client.metadata("clicks")["versions"] == ["2"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

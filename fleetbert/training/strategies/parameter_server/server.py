@@ -44,7 +44,7 @@ def serve(job: schema.Config) -> None:
     check(job)
     place = rendezvous.Place()
     environment.die_with_parent(os.getppid())
-    _check_port(place.endpoint)
+    check_port(place.endpoint)
     folder = rendezvous.run_folder(job, place)
     folder.mkdir(parents=True, exist_ok=True)
     first = rendezvous.get(folder / "tables")  # from trainer 0
@@ -57,7 +57,7 @@ def serve(job: schema.Config) -> None:
     tables.serve()
 
 
-def _check_port(endpoint: str) -> None:
+def check_port(endpoint: str) -> None:
     """Raise UserError if this machine cannot listen there, where Paddle's C++ would abort."""
     host, _, port = endpoint.rpartition(":")
     try:

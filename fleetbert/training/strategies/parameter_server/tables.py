@@ -84,7 +84,7 @@ class Mirror:
         tables.set_dense(vector)
         for ids in self._all_rows():
             rows = weights.read_rows(ids)
-            _fill(tables, ids, rows, np.zeros_like(rows))
+            fill(tables, ids, rows, np.zeros_like(rows))
         if self.id_rows is not None:
             store = self.id_rows.store
             assert isinstance(store, IdStore)
@@ -164,10 +164,10 @@ class IdStore:
             ids, rows = saved["id"][start : start + AT_ONCE], saved["row"][start : start + AT_ONCE]
             seen = np.zeros_like(rows)
             seen[:, SEEN] = rows[:, SEEN]
-            _fill(self.tables, ids, rows, seen)
+            fill(self.tables, ids, rows, seen)
 
 
-def _fill(tables: Counted, ids: np.ndarray, rows: np.ndarray, first: np.ndarray) -> None:
+def fill(tables: Counted, ids: np.ndarray, rows: np.ndarray, first: np.ndarray) -> None:
     """Give the servers rows that they do not have yet, and see that they have them.
 
     A row's first push, of `first`, only makes room for all of its columns but one, whatever it
