@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from fleetbert import tasks
+from fleetbert.data import fields
+from fleetbert.data.read import read_as
+from fleetbert.data.split import Split, tokenize
+from fleetbert.data.tokenizers.fields import SPEC, Fields
 from fleetbert.tasks.ctr import criteo_made
 
 ROWS, DEV_ROWS, IDS = 24_000, 8_000, 520
@@ -32,6 +39,24 @@ def changes(folder: Path, train: str = "train.tsv") -> dict[str, Any]:
         "optimizer.weight_decay": 0.0,
         "trainer.epochs": 3,
     }
+
+
+class Clicks(NamedTuple):
+    """Rows of a file."""
+
+    labels: np.ndarray
+    numbers: np.ndarray
+    ids: np.ndarray
+    split: Split
+
+
+def read(path: Path, on_bad_line: str = "stop") -> Clicks:
+    """As training reads them."""
+    labels = tasks.get("ctr").labels
+    table = read_as(path, labels.table_format(path, labelled=True), on_bad_line)
+    split, written = tokenize(str(path), table, Fields(SPEC), False, True, fields.WORDS)
+    targets = labels.targets(written, [])[split.labels]
+    return Clicks(targets, *fields.unpack(np.stack(split.encodings.ids)), split)
 
 
 # From which a plain gradient moves all weights, those of rows too.

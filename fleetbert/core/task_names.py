@@ -16,7 +16,7 @@ class Shape(NamedTuple):
     """What a task declares; the defaults are those of a label for each text.
 
     what: more of it than its name says, for `--help`.
-    of_texts: False: it is asked rows of `data.fields`, and is a `tasks.task.RowTask`.
+    of_texts: False: it learns from rows of `data.fields`, and is asked such.
     pair: a question is two texts.
     head: of the network, see `models.task_heads`.
     label: how a table writes what is learned, of `data.written.KINDS`.

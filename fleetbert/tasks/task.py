@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Mapping, Protocol, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 import numpy as np
 
 from fleetbert.core.errors import UserError
 from fleetbert.core.task_names import Shape
 from fleetbert.tasks.answer import Answers
-from fleetbert.tasks.collect import Arrays, Collector
 from fleetbert.tasks.evaluator import Evaluator
 from fleetbert.tasks.labels import Labels
 
@@ -25,7 +23,8 @@ class Task:
 
     labels: how a table is read and becomes targets; metrics: how answers are measured; answer: what
     users and servers are told. loss: what is minimized, or the module that has it, as `LOSS`: it
-    loads Paddle. width: of its vectors, where `shape.pooled`.
+    loads Paddle; of rows (`shape.of_texts` is False) the module has `build`, the network of a job,
+    and `loss`, and `training.rows` trains it. width: of its vectors, where `shape.pooled`.
     """
 
     width: int | None = None
@@ -108,46 +107,3 @@ class Task:
                 "answers nothing yet; train a classifier from it, with the run's folder `model` as "
                 "model.init"
             )
-
-
-class Rows(Protocol):
-    """The rows of a file, numbered from 0. ids: int64 [rows, any], rows of a sparse table."""
-
-    name: str
-    labels: np.ndarray  # float32 [rows]
-    ids: np.ndarray
-    lines: np.ndarray  # int64 [rows], where each row stands in its file, from 1
-    skipped: int  # bad lines left out
-
-    def counts(self) -> dict[str, int]: ...
-    def fingerprint(self) -> str: ...
-
-
-class RowCollector(Collector, Protocol):
-    def arrays(self, part: np.ndarray, weight: np.ndarray) -> Arrays:
-        """Those of the rows `part`, each with its weight."""
-
-
-class RowTask(Task):
-    """A task on rows that are no texts (`shape.of_texts` is False); `training.rows` trains it.
-
-    read: the rows of a file; the second argument is `data.on_bad_line`. collector: of the rows and
-    the job. loss: the module that has `build` (the network of a job) and `loss` (as
-    `tasks.loss.Loss.loss`); it loads Paddle.
-    """
-
-    loss: str
-
-    def __init__(
-        self,
-        shape: Shape,
-        metrics: type[Evaluator],
-        answer: type[Answers],
-        labels: type[Labels],
-        *,
-        loss: str,
-        read: Callable[[str | Path, str], Rows],
-        collector: Callable[..., RowCollector],
-    ):
-        super().__init__(shape, metrics, answer, labels, loss=loss)
-        self.read, self.collector = read, collector

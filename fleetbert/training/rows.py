@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import shutil
 import tempfile
 from functools import cached_property
 from pathlib import Path
-from typing import Sequence
+from typing import Iterator, Sequence
 
 import numpy as np
 import paddle
@@ -18,38 +19,47 @@ from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
+from fleetbert.data import fields, tokenizers
 from fleetbert.data.read import lines_at
-from fleetbert.data.tokenizers import fields as tokenizer
+from fleetbert.data.split import Split
+from fleetbert.data.tokenizers.fields import SPEC, write
 from fleetbert.export.rows import export_rows
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
 from fleetbert.tasks.evaluator import together
-from fleetbert.tasks.task import Rows, RowTask
+from fleetbert.tasks.task import Task
 from fleetbert.training import checkpoint
 from fleetbert.training.loop import Run
 from fleetbert.training.sparse_table import FILE, SparseTable
 from fleetbert.training.strategies.single import Single, Tensors
+from fleetbert.training.texts import open_splits
 from fleetbert.training.trainable import Described, Trainable
+
+BLOCK = 8192  # rows
+MOST_WAITING = 1 << 22  # ids
 
 
 class RowTraining(Trainable):
     """Strategies have the rows of its table taken before a step, learned after it, and pushed."""
 
-    def __init__(self, task: RowTask, job: schema.Config, train: Rows, dev: Rows | None):
+    def __init__(self, task: Task, job: schema.Config, train: Split, dev: Split | None):
         self.task, self.job, self.train, self.dev = task, job, train, dev
         self.float32 = f"task.name: {task.shape.name}"
-        self.collector = task.collector(train, job)
+        tokenizer = tokenizers.open(SPEC)
+        self.collector = task.labels.collector(train, job, tokenizer)
+        self.dev_collector = dev and task.labels.collector(dev, job, tokenizer)
         paddle.seed(job.trainer.seed)
+        assert isinstance(task.loss, str)
         self.module = importlib.import_module(task.loss)
         self.network = self.module.build(job)
-        self.table: SparseTable = SparseTable(job, np.unique(train.ids))
+        self.table: SparseTable = SparseTable(job, ids_of(train))
 
     @cached_property
     def fingerprint(self) -> str:
-        return self.train.fingerprint()
+        return fingerprint(self.train)
 
     @cached_property
     def origins(self) -> dict[str, str]:
-        return {} if self.dev is None else {"data.dev": self.dev.fingerprint()}
+        return {} if self.dev is None else {"data.dev": fingerprint(self.dev)}
 
     def notes(self) -> list[str]:
         notes = []
@@ -78,9 +88,8 @@ class RowTraining(Trainable):
         return np.array_split(np.arange(len(self.dev.labels)), -(-len(self.dev.labels) // size))
 
     def dev_arrays(self, part: np.ndarray) -> Arrays:
-        assert self.dev is not None
-        ones = np.ones(len(part), np.float32)
-        return self.tensors(self.task.collector(self.dev, self.job).arrays(part, ones))
+        assert self.dev_collector is not None
+        return self.tensors(self.dev_collector.whole(part))
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         return {"texts": arrays["texts"], "logits": network(**arrays["inputs"]).numpy()[:, None]}
@@ -107,14 +116,37 @@ def open_rows(job: schema.Config, connected: Single | None = None) -> RowTrainin
             f"task.name: {job.task.name} trains in one process, or on servers (strategy.name: "
             f"parameter_server); not in {ranks} ranks that each have a table"
         )
-    task, data = tasks.get(job.task.name), job.data
-    assert isinstance(task, RowTask)
-    assert data.train is not None  # `data.builtin` is refused
-    train = task.read(data.train, data.on_bad_line)
-    dev = task.read(data.dev, data.on_bad_line) if data.dev else None
-    if dev is not None:
-        task.labels.check_targets(f"data.dev: {dev.name}", dev.labels)
-    return RowTraining(task, job, train, dev)
+    task = tasks.get(job.task.name)
+    splits = open_splits(job, tokenizers.open(SPEC), connected)
+    train, *dev = (task.labels.with_targets(split, written, []) for split, written in splits)
+    return RowTraining(task, job, train, dev[0] if dev else None)
+
+
+def blocks(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Numbers and ids of its rows, some at a time."""
+    rows = split.encodings.ids
+    for start in range(0, len(rows), BLOCK):
+        yield fields.unpack(np.stack(rows[start : start + BLOCK]))
+
+
+def ids_of(split: Split) -> np.ndarray:
+    """int64, ascending: the ids of its rows, each once."""
+    parts, waiting = [np.empty(0, np.int64)], 0
+    for _, ids in blocks(split):
+        parts.append(np.unique(ids))
+        waiting += len(parts[-1])
+        if waiting > max(MOST_WAITING, len(parts[0])):
+            parts, waiting = [np.unique(np.concatenate(parts))], 0
+    return np.unique(np.concatenate(parts))
+
+
+def fingerprint(split: Split) -> str:
+    """Of labels, numbers and ids, as former versions have it in checkpoints."""
+    digest = hashlib.sha256(np.ascontiguousarray(split.labels, np.float32))
+    for which in (0, 1):
+        for block in blocks(split):
+            digest.update(np.ascontiguousarray(block[which]))
+    return digest.hexdigest()
 
 
 def write_model(run: Run, tensors: Tensors) -> None:
@@ -142,6 +174,6 @@ def write_model(run: Run, tensors: Tensors) -> None:
             network,
             lambda target: task.table.export(saved / FILE, target),
             task=run.job.task.name,
-            tokenizer=tokenizer.write(Path(scratch)),
+            tokenizer=write(Path(scratch)),
             accuracy=accuracy,
         )

@@ -15,7 +15,6 @@ from sklearn.metrics import roc_auc_score
 
 from fleetbert.core.errors import UserError
 from fleetbert.data import fields
-from fleetbert.tasks.ctr import criteo
 from fleetbert.training import job as training
 from fleetbert.training import sparse_table
 
@@ -58,7 +57,7 @@ def test_the_model_folder_answers_as_the_run_did(clicks, output):
     weights = np.load(output / "model" / "network.npz")
     table = sparse_table.SparseTable(job(clicks, output), np.zeros(1, np.int64))
     saved = sparse_table.opened(output / "model" / "rows.bin", table.width)
-    dev = criteo.read(clicks[0] / "dev.tsv")
+    dev = clicks_job.read(clicks[0] / "dev.tsv")
     places = np.searchsorted(saved["id"], dev.ids)
     assert (saved["id"][places] == dev.ids).all()  # 20 categories a column: all were seen
     found = (saved["row"][:, sparse_table.WEIGHTS :] + table.initial(saved["id"]))[places]
@@ -113,7 +112,7 @@ def test_keys_that_cannot_be(clicks, tmp_path, changes, message):
 def test_dev_rows_of_one_kind_are_refused_before_the_first_step(clicks, tmp_path):
     path = tmp_path / "ones.tsv"
     path.write_text("1" + "\t" * 39 + "\n")
-    with pytest.raises(UserError, match=r"data\.dev: .*ones\.tsv: all rows have the label 1"):
+    with pytest.raises(UserError, match=r"ones\.tsv: all rows have the label 1"):
         train(clicks, tmp_path / "output", {"data.dev": str(path)})
 
 

@@ -17,8 +17,11 @@ FILE = "fields.json"
 KNOWN = {"numbers": fields.NUMBERS, "categories": fields.CATEGORIES, "hash": "fnv1a-splitmix64"}
 
 
+SPEC = Spec("fields", {}, {})  # of rows that this version reads
+
+
 def write(folder: Path) -> Spec:
-    """Write the file; returns what opens it."""
+    """Write the file of a bundle; returns what opens it."""
     (folder / FILE).write_text(json.dumps(KNOWN) + "\n", encoding="utf-8")
     return Spec(Fields.kind, {FILE: folder / FILE}, {})
 
@@ -41,7 +44,9 @@ class Fields(Tokenizer):
 
     @classmethod
     def open(cls, spec: Spec) -> Tokenizer:
-        path = spec.files[FILE]
+        path = spec.files.get(FILE)
+        if path is None:
+            return cls(spec)
         try:
             says = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -1,18 +1,9 @@
 """Clicks: whether a row of numbers and hashed categories is followed by one."""
 
 from fleetbert.core.task_names import SHAPES
-from fleetbert.tasks.ctr import criteo
 from fleetbert.tasks.ctr.answer import ClickAnswers
-from fleetbert.tasks.ctr.labels import Clicked, Collector
+from fleetbert.tasks.ctr.labels import Clicked
 from fleetbert.tasks.ctr.metrics import ClickMetrics
-from fleetbert.tasks.task import RowTask
+from fleetbert.tasks.task import Task
 
-CLICKS = RowTask(
-    SHAPES["ctr"],
-    ClickMetrics,
-    ClickAnswers,
-    Clicked,
-    loss=f"{__name__}.loss",
-    read=criteo.read,
-    collector=Collector,
-)
+CLICKS = Task(SHAPES["ctr"], ClickMetrics, ClickAnswers, Clicked, loss=f"{__name__}.loss")
