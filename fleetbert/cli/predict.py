@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import answer
+    from fleetbert.engines.table import TableEngine
 
     given = (arguments.input, arguments.output)
     if "-" not in given and len(set(map(os.path.realpath, given))) == 1:
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
             table = stack.enter_context(answering.asking(bundle, arguments.variant))
         model = load(arguments)
         if table is not None:
+            assert isinstance(model.engine, TableEngine)
             model.engine.look_up = table
         if least is not None and not model.task.shape.picks_label:
             raise UserError(

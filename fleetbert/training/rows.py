@@ -142,10 +142,10 @@ def ids_of(split: Split) -> np.ndarray:
 
 def fingerprint(split: Split) -> str:
     """Of labels, numbers and ids, as former versions have it in checkpoints."""
-    digest = hashlib.sha256(np.ascontiguousarray(split.labels, np.float32))
+    digest = hashlib.sha256(np.ascontiguousarray(split.labels, np.float32).data)
     for which in (0, 1):
         for block in blocks(split):
-            digest.update(np.ascontiguousarray(block[which]))
+            digest.update(np.ascontiguousarray(block[which]).data)
     return digest.hexdigest()
 
 
