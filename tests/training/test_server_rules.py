@@ -1,0 +1,105 @@
+"""What Paddle's servers compute by themselves: optimizers of rows, and counters that fade. Jobs use
+none of it but plain addition (docs/ps.md); these tests say what of it is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import server_rules
+
+pytestmark = pytest.mark.slow
+
+RATE, FIRST_SUM = 0.1, 3.0
+
+
+def run(*words: str) -> dict[str, list]:
+    """What a trainer with one server prints."""
+    with socket.socket() as one, socket.socket() as other:
+        for taken in (one, other):
+            taken.bind(("127.0.0.1", 0))
+        ports = [taken.getsockname()[1] for taken in (one, other)]
+    usual = {
+        "PADDLE_WITH_GLOO": "0", "PADDLE_TRAINERS_NUM": "1", "POD_IP": "127.0.0.1",
+        "PADDLE_TRAINER_ID": "0", "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{ports[0]}",
+        "PADDLE_TRAINER_ENDPOINTS": f"127.0.0.1:{ports[1]}", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }  # fmt: skip
+    started = [
+        subprocess.Popen(
+            [sys.executable, server_rules.__file__, *words],
+            env={**os.environ, **usual, "TRAINING_ROLE": role, "PADDLE_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for role, port in zip(("PSERVER", "TRAINER"), ports)
+    ]
+    try:
+        printed = started[1].communicate(timeout=120)[0]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    told = [line for line in printed.splitlines() if line.startswith('{"pulled"')]
+    assert told, printed
+    return json.loads(told[0])
+
+
+def sgd(gradient: np.ndarray) -> np.ndarray:
+    return RATE * gradient * np.arange(server_rules.PUSHES + 1)[:, None, None]
+
+
+def adagrad(gradient: np.ndarray, shared: bool) -> np.ndarray:
+    """The sum of squares of each weight, or of the mean of a row's."""
+    squares = np.square(gradient)
+    if shared:
+        squares = squares.mean(axis=1, keepdims=True)
+    moved = [np.zeros_like(gradient)]
+    for number in range(server_rules.PUSHES):
+        step = RATE * gradient * np.sqrt(FIRST_SUM / (FIRST_SUM + number * squares))
+        moved.append(moved[-1] + step)
+    return np.array(moved)
+
+
+def adam(gradient: np.ndarray) -> np.ndarray:
+    """Of equal gradients each step is the rate."""
+    return RATE * np.sign(gradient) * np.arange(server_rules.PUSHES + 1)[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("accessor", "first", "others", "expected"),
+    [
+        (
+            "SparseAccessor", "SparseNaiveSGDRule", "SparseAdaGradSGDRule",
+            lambda g: np.concatenate([sgd(g[:, :1]), adagrad(g[:, 1:], shared=True)], axis=2),
+        ),
+        (
+            "SparseAccessor", "StdAdaGradSGDRule", "SparseAdamSGDRule",
+            lambda g: np.concatenate([adagrad(g[:, :1], shared=False), adam(g[:, 1:])], axis=2),
+        ),
+        (
+            # Shows and clicks, of each push one, before the weights.
+            "CtrCommonAccessor", "SparseNaiveSGDRule", "StdAdaGradSGDRule",
+            lambda g: np.concatenate([sgd(g[:, :1]), adagrad(g[:, 1:2], shared=False)], axis=2),
+        ),
+    ],
+)  # fmt: skip
+def test_rules_and_counters(accessor, first, others, expected):
+    told = run(accessor, first, others)
+    pulled = np.array(told["pulled"])
+    pushes = server_rules.PUSHES + 1  # with the one that makes room
+    counters = 2 if accessor == "CtrCommonAccessor" else 0
+    weights = -pulled[:pushes, :, counters:]
+    np.testing.assert_allclose(weights, expected(server_rules.GRADIENTS), rtol=0, atol=1e-4)
+    if counters:
+        shows = pulled[:, 0, 0].tolist()
+        assert shows == [1, 2, 3, 4, 2, 1, 0]  # halved each day, and deleted below 0.8
+    assert told["rows"] == [2, 2, 0]
+    assert not pulled[-1].any()
