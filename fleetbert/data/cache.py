@@ -75,7 +75,7 @@ class Ids(Rows):
         self._made_of = (list(paths), words)
         self._words = words
         columns = [_open(path).column("words" if words else "ids") for path in paths]
-        self._ids = [column.values.to_numpy() for column in columns]
+        self._ids = [column.values.to_numpy() for column in columns]  # int32 [any], of a piece
         self._offsets = [column.offsets.to_numpy() for column in columns]
         self._ends = np.cumsum([len(column) for column in columns]).tolist()
 
@@ -85,6 +85,11 @@ class Ids(Rows):
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    @property
+    def pieces(self) -> Sequence[np.ndarray]:
+        """The ids of all texts of each piece, int32, one after the other."""
+        return self._ids
 
     def row(self, number: int) -> np.ndarray:
         piece = bisect.bisect_right(self._ends, number)

@@ -107,7 +107,7 @@ def load(
         task,
         bundle.labels,
         bundle.max_length,
-        batch_tokens or BATCH_TOKENS,
+        batch_tokens or opened.batch_tokens or BATCH_TOKENS,
         speed,
         bundle.task.answered_labels,
     )

@@ -75,10 +75,12 @@ class Engine(abc.ABC):
     each text [own tokens, outputs]. `run` and `run_all` are safe to call from several threads,
     which then wait.
 
-    early_exit: how texts may leave early; None where all go through all layers.
+    early_exit: how texts may leave early; None where all go through all layers. batch_tokens: of a
+    batch, where a kind is fastest with other than `answer.BATCH_TOKENS`.
     """
 
     early_exit: Settings | None = None
+    batch_tokens: int | None = None
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -22,6 +22,8 @@ LookUp = Callable[[np.ndarray], np.ndarray]
 class TableEngine(Engine):
     """Logits float32 [rows, 1] of rows that `fields.pack` made. look_up: may be replaced."""
 
+    batch_tokens = 1024 * fields.WORDS
+
     def __init__(self, predict: predictor.Predict, look_up: LookUp):
         super().__init__()
         self._predict, self.look_up = predict, look_up

@@ -20,6 +20,7 @@ from fleetbert import tasks
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 from fleetbert.data import fields, tokenizers
+from fleetbert.data.cache import Ids
 from fleetbert.data.read import lines_at
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers.fields import SPEC, write
@@ -125,8 +126,10 @@ def open_rows(job: schema.Config, connected: Single | None = None) -> RowTrainin
 def blocks(split: Split) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Numbers and ids of its rows, some at a time."""
     rows = split.encodings.ids
-    for start in range(0, len(rows), BLOCK):
-        yield fields.unpack(np.stack(rows[start : start + BLOCK]))
+    starts = range(0, len(rows), BLOCK)
+    some = (np.stack(rows[start : start + BLOCK]) for start in starts)
+    for block in rows.pieces if isinstance(rows, Ids) else some:
+        yield fields.unpack(block.reshape(-1, fields.WORDS))
 
 
 def ids_of(split: Split) -> np.ndarray:
