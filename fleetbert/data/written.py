@@ -51,7 +51,8 @@ LARGEST = 1e30  # float32 holds it
 
 
 def names(label: object, _: str = "", column: str = "label") -> str:
-    """Names with commas between, or a list of JSON, as a JSON list: sorted, each once."""
+    """Names with commas between, or a list of JSON, which may be empty, as a JSON list: sorted,
+    each once."""
     given = label if isinstance(label, list) else str(name(label, _, column)).split(",")
     names = sorted({name(word, _, column) for word in given})
     if len(names) < len(given) and all(
@@ -61,11 +62,10 @@ def names(label: object, _: str = "", column: str = "label") -> str:
             f"{column!r} is {json.dumps(given)[:40]}, a 0 or 1 for each label; give the names of "
             "the labels that the text has"
         )
-    if not names or not names[0]:
+    if names and not names[0]:
         raise LineError(
-            f"{column!r} is an empty list; name the text's labels, or one for texts that have none"
-            if not names
-            else f"{column!r} has an empty name; put one comma between two labels"
+            f"{column!r} has an empty name; put one comma between two labels (a text without "
+            "labels has [] in .jsonl)"
         )
     return json.dumps(names, ensure_ascii=False)
 

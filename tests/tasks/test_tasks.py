@@ -12,6 +12,7 @@ from fresh import python
 
 from fleetbert import tasks
 from fleetbert.core.errors import UserError
+from fleetbert.data import written
 from fleetbert.data.records import Example
 from fleetbert.tasks.embedding.metrics import similarities
 
@@ -128,8 +129,8 @@ def test_answers_tensors_and_words(name):
 def test_targets_of_several_labels():
     labels = tasks.get("multi_label_classification").labels
     assert labels.labels_of(['["joy", "怒"]', '["joy"]', '["love"]']) == SEVERAL
-    targets = labels.targets(['["joy", "怒"]', '["love"]'], SEVERAL)
-    assert targets.tolist() == [[True, False, True], [False, True, False]]
+    targets = labels.targets(['["joy", "怒"]', '["love"]', written.names([])], SEVERAL)
+    assert targets.tolist() == [[True, False, True], [False, True, False], [False] * 3]
     assert labels.unknown('["joy", "hate"]', set(SEVERAL)) == "hate"
     assert labels.counts(targets, SEVERAL).tolist() == [1, 1, 1]
 
