@@ -25,7 +25,7 @@ from fleetbert.engines.exits import Settings
 from fleetbert.export.program import versions
 from fleetbert.graph import groups, int8, weights
 from fleetbert.graph import program as programs
-from fleetbert.graph.first_token import first_token_only
+from fleetbert.graph.first_token import FIRST, first_token_only
 from fleetbert.graph.fuse import fuse, merge_transposes
 from fleetbert.graph.smooth import SMOOTH
 
@@ -57,9 +57,12 @@ class Observed(NamedTuple):
     all texts, and a group beside its layers, if its head may let texts leave. reference: bool
     [texts], which of them float32 answers right; None: choices are taken at their word.
 
-    Of other tasks than of one label: outputs float32 [layers, texts, outputs]; accuracy: the
-    task's figure of outputs [texts, outputs]; settings: where the doubt compares two heads
-    (regression), how it is computed; `doubt` is not used then."""
+    Of other tasks than of one label: accuracy: the task's figure where texts left after these
+    layers, int64 [texts], from 1; error: the standard error of what is lost then against the last
+    layer, where the figure is one of sums over texts (`Evaluator.sums`). Where the doubt compares
+    two heads (numbers, vectors): outputs float32 [layers, texts, outputs], and settings: how it is
+    computed; `doubt` is not used then.
+    """
 
     truth: np.ndarray
     predicted: np.ndarray
@@ -70,14 +73,19 @@ class Observed(NamedTuple):
     reference: np.ndarray | None = None
     outputs: np.ndarray | None = None
     accuracy: Callable[[np.ndarray], float] | None = None
+    error: Callable[[np.ndarray], float] | None = None
     settings: Settings | None = None
 
     def accuracy_at(self, layer: np.ndarray) -> float:
         """0 to 1, if texts left after these layers, int64 [texts], from 1."""
-        texts = np.arange(len(self.truth))
-        if self.accuracy is not None and self.outputs is not None:
-            return self.accuracy(self.outputs[layer - 1, texts])
-        return float((self.predicted[layer - 1, texts] == self.truth).mean())
+        if self.accuracy is not None:
+            return self.accuracy(layer)
+        predicted = self.predicted[layer - 1, np.arange(self.texts)]
+        return float((predicted == self.truth).mean())
+
+    @property
+    def texts(self) -> int:
+        return self.doubt.shape[1]
 
     def doubt_after(self, ends: Sequence[int], number: int) -> np.ndarray:
         """The doubt of each text after the group of that number, [texts]."""
@@ -179,15 +187,10 @@ def observe(
     opened: the source with every layer a group, as `open_layers` gives it. timed: passes; 0: the
     times that are told are those of one that warms up.
     """
-    settings, truth = opened.early_exit, sample.truth
-    one_label = settings.doubt == "entropy"
-    count = len(opened.groups)
-    tokens = np.zeros(len(truth), np.int64)
-    for numbers, batch in batches:
-        tokens[numbers] = batch.lengths
-    predicted = np.zeros((count, len(truth)), np.int64)
-    doubt = np.zeros((count, len(truth)))
-    outputs: np.ndarray | None = None
+    settings, task = opened.early_exit, sample.model.task
+    count, tokens = len(opened.groups), sample.ragged.lengths
+    doubt = np.zeros((count, len(tokens)))
+    outputs = [task.room(len(tokens), sample.model.labels) for _ in range(count)]
     times = []
     for _ in range(1 + timed):  # the first warms up
         split = alone = 0.0
@@ -200,30 +203,41 @@ def observe(
             state = None
             for layer, group in enumerate(opened.groups, 1):
                 state = group(state, batch, at)
-                last = layer == count
-                answers = (
-                    state if last else exit_heads.KINDS[settings.head](trained[layer], state, at)
-                )
+                if layer == count:
+                    answers = opened.last(state, at)
+                else:
+                    answers = exit_heads.KINDS[settings.head](trained[layer], state, at)
                 doubt[layer - 1, numbers] = exits.doubt(settings, answers, answers)
-                predicted[layer - 1, numbers] = answers.argmax(1)
-                if one_label:
-                    continue
-                if outputs is None:
-                    outputs = np.zeros((count, len(truth), answers.shape[1]), np.float32)
-                outputs[layer - 1, numbers] = answers
+                outputs[layer - 1][numbers] = answers
             split += time.perf_counter() - started
         times.append((alone, split))
     alone, split = (min(seconds) for seconds in zip(*times[min(1, timed) :]))
-    return Observed(
-        truth,
-        predicted,
+    one_label, change = settings.doubt == "entropy", settings.doubt == "change"
+    observed = Observed(
+        sample.truth,
+        np.array([rows.argmax(1) for rows in outputs] if one_label else []),
         doubt,
         count_flops(source, tokens),
         alone / count,
         max(0.0, split - alone) / max(1, count - 1),
-        outputs=outputs,
-        accuracy=None if one_label else sample.metric,
-        settings=settings if settings.doubt == "change" else None,
+        outputs=np.array(outputs) if change else None,
+        settings=settings if change else None,
+    )
+    return observed if one_label else _with_figure(observed, sample, outputs)
+
+
+def _with_figure(observed: Observed, sample: Sample, outputs: Sequence[np.ndarray]) -> Observed:
+    """With the task's figure, of each layer's raw outputs [texts, ...]."""
+    metrics, texts = sample.model.task.metrics, np.arange(observed.texts)
+    layers = np.stack([sample.of_texts(rows) for rows in outputs])
+    every = (metrics.sums(sample.truth, rows, sample.model.labels) for rows in layers)
+    sums = [rows for rows in every if rows is not None]
+    if not sums or len(sums[0]) != len(texts):  # a figure of all texts together, or of queries
+        return observed._replace(accuracy=lambda layer: sample.metric(layers[layer - 1, texts]))
+    each = np.stack(sums)
+    return observed._replace(
+        accuracy=lambda layer: metrics.of_sums(each[layer - 1, texts].sum(0)),
+        error=lambda layer: paired.error_of_sums(metrics.of_sums, each[-1], each[layer - 1, texts]),
     )
 
 
@@ -232,15 +246,16 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
     (int64 [texts]): float64 [layers, texts].
 
     Products with weights count 2 a weight and token, attention 4 a pair of tokens and unit; norms,
-    GELU and heads are left out (heads: less than 1 %). The last layer computes [CLS] alone, but its
-    keys and values of all tokens.
+    GELU and heads are left out (heads: less than 1 %). Where the last layer computes [CLS] alone
+    (`first_token_only`), its keys and values are of all tokens.
     """
+    first_only = any(FIRST in var.name for var in source.program.blocks[0].vars)
     count = len(source.layers)
     spent = np.zeros((count, len(tokens)))
     shape_of = {name: stored.shape for name, stored in source.others.items()}
     shape_of.update((name, stored.integers.shape) for name, stored in source.quantized.items())
     for number, program in groups.cut_groups(source.program, range(1, count + 1)):
-        last = number == count
+        last = number == count and first_only
         linear = int8.linear_layers(program)
         shapes = [shape_of[programs.argument(op.inputs, "W")] for op in linear]
         for op, (rows, columns) in zip(linear, shapes):
@@ -254,7 +269,7 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
 
 def _leave(observed: Observed, ends: Sequence[int], speed: float) -> tuple[np.ndarray, float]:
     """The layer after which each text leaves, int64 [texts], and what all cost (`Choice`)."""
-    exit_at = np.full(len(observed.truth), len(ends) - 1)
+    exit_at = np.full(observed.texts, len(ends) - 1)
     for number in reversed(range(len(ends) - 1)):
         exit_at[observed.doubt_after(ends, number) < speed] = number
     cost, starts = 0.0, 0
@@ -269,7 +284,7 @@ def _leave(observed: Observed, ends: Sequence[int], speed: float) -> tuple[np.nd
 def evaluate(observed: Observed, ends: Sequence[int], speed: float) -> Choice:
     """Accuracy and cost of leaving after the layers `ends` (from 1) at that speed, by what was
     observed."""
-    texts = len(observed.truth)
+    texts = observed.texts
     layer, cost = _leave(observed, ends, speed)
     flops = observed.flops[layer - 1, np.arange(texts)]
     margin = 0.0
@@ -277,13 +292,15 @@ def evaluate(observed: Observed, ends: Sequence[int], speed: float) -> Choice:
         right = observed.predicted[layer - 1, np.arange(texts)] == observed.truth
         lost, gained = (observed.reference & ~right).sum(), (~observed.reference & right).sum()
         margin = paired.standard_error(int(lost), int(gained), texts)
+    elif observed.error is not None:
+        margin = observed.error(layer)
     means = float(layer.mean()), float(flops.mean())
     return Choice(list(ends), speed, observed.accuracy_at(layer), cost, *means, margin)
 
 
 def saves(observed: Observed, choice: Choice) -> bool:
     """Whether the choice costs less than the whole program, by the times that were observed."""
-    return choice.cost < evaluate(observed, [len(observed.predicted)], 0.0).cost * (1 - 1e-9)
+    return choice.cost < evaluate(observed, [len(observed.doubt)], 0.0).cost * (1 - 1e-9)
 
 
 def times_faster(
@@ -315,7 +332,7 @@ def choose(
 
     layers, speed: fixed where they are given.
     """
-    count = len(observed.predicted)
+    count = len(observed.doubt)
     inner = range(1, count) if count <= ALL_CUTS else range(2, count, 2)
     cuts = [
         [*chosen, count]

@@ -86,6 +86,23 @@ def standard_error(lost: int, gained: int, texts: int) -> float:
     return math.sqrt(changed - difference**2 / n) / n
 
 
+def error_of_sums(
+    figure: Callable[[np.ndarray], float], before: np.ndarray, after: np.ndarray
+) -> float:
+    """The standard error of the drop in a figure of sums over texts, by the delta method. before,
+    after: [texts, any], what two models add to the sums."""
+
+    def share(rows: np.ndarray) -> np.ndarray:
+        """What each text adds to the figure."""
+        total = rows.sum(0).astype(np.float64)
+        steps = np.eye(len(total))
+        slopes = [(figure(total + step) - figure(total - step)) / 2 for step in steps]
+        added: np.ndarray = (rows - rows.mean(0)) @ np.array(slopes)
+        return added
+
+    return float(np.sqrt(np.square(share(before) - share(after)).sum()))
+
+
 def bootstrap(metric: Metric, before: np.ndarray, after: np.ndarray) -> Drop:
     """The drop of any metric, of what two models say of each text, with the interval between the
     2.5th and the 97.5th percentile of DRAWS samples. Samples for which the metric is not defined

@@ -136,7 +136,8 @@ class Exits(Section):
     head: Literal["pooled", "fastbert"] = key(
         "pooled",
         "architecture of the exit heads: pooled: two linear layers on [CLS] and the mean of all "
-        "tokens; fastbert: with attention, as in the paper (Liu et al. 2020), and slower",
+        "tokens (of spans on each token, of vectors one layer); fastbert: with attention, as in "
+        "the paper (Liu et al. 2020), and slower, for labels and numbers",
     )
     width: Optional[int] = key(
         None,

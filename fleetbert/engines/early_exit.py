@@ -25,6 +25,7 @@ from fleetbert.engines.rows import in_parts
 from fleetbert.engines.streams import Streams, first_batches
 from fleetbert.graph import embeddings, weights
 from fleetbert.graph import program as programs
+from fleetbert.tasks.answer import by_text
 
 
 class Done(NamedTuple):
@@ -55,7 +56,8 @@ class EarlyExitEngine(Engine):
         if len(texts.lengths) == 1:
             return self._streams.start(self._through, batch, speed)()
         results = list(self._schedule(iter([batch]), speed, padded_size(texts.lengths)))
-        outputs = np.empty((len(texts.lengths), results[0].outputs.shape[1]), np.float32)
+        first = results[0].outputs
+        outputs = np.empty((len(texts.lengths), *first.shape[1:]), first.dtype)
         for result in results:
             outputs[result.numbers] = result.outputs
         return outputs
@@ -110,7 +112,7 @@ class EarlyExitEngine(Engine):
             self._through(groups, self._batch(np.arange(len(texts.lengths)), texts), 0.0)
 
     def _through(self, groups: Sequence[Group], batch: Batch, speed: float) -> np.ndarray:
-        """Outputs [texts, labels] of a batch whose texts stay together: one text, or speed 0."""
+        """Outputs of a batch whose texts stay together: one text, or speed 0."""
         ends = self.early_exit.ends
         states = former = None
         for group, end in zip(groups, ends):
@@ -121,7 +123,13 @@ class EarlyExitEngine(Engine):
                     return logits
                 former = logits
         assert states is not None
-        return states
+        return self.last(states, batch.layout)
+
+    def last(self, outputs: np.ndarray, layout: PackedLayout) -> np.ndarray:
+        """What the last group gives of a batch, as `Engine.run` has it."""
+        if self.early_exit.head != "tokens":
+            return outputs
+        return by_text(outputs[layout.places], layout.lengths)
 
     def _step(self, groups: Sequence[Group], number: int, work: Work, speed: float) -> Done:
         """Take texts through the group of that number."""
@@ -129,7 +137,7 @@ class EarlyExitEngine(Engine):
         states = groups[number](batch.states, batch.texts, batch.layout)
         end = self.early_exit.ends[number]
         if end == self.early_exit.ends[-1]:
-            return Done(Result(batch.numbers, states, end), [])
+            return Done(Result(batch.numbers, self.last(states, batch.layout), end), [])
         batch = batch._replace(states=states)
         if not speed:
             return Done(None, batch)
@@ -147,7 +155,10 @@ class EarlyExitEngine(Engine):
         numbers = np.array([text.number for text in texts])
         batch = self._batch(numbers, Texts(ids, lengths, lengths))  # segments: before group 0 only
         states = pack(np.concatenate([text.states for text in texts]), batch.layout)
-        return batch._replace(states=states, former=np.stack([text.former for text in texts]))
+        former = [text.former for text in texts]
+        if self.early_exit.head == "tokens":
+            return batch._replace(states=states, former=by_text(np.concatenate(former), lengths))
+        return batch._replace(states=states, former=np.stack(former))
 
 
 def open_variant(folder: Path, options: Options) -> EarlyExitEngine:

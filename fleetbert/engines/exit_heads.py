@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from fleetbert.data.packing import PackedLayout, padded_index
+from fleetbert.tasks.answer import by_text
 
 NAME = "heads.safetensors"
 Tensors = Mapping[str, np.ndarray]
@@ -33,8 +34,25 @@ def pool(states: np.ndarray, layout: PackedLayout) -> np.ndarray:
 
 def pooled(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """Logits [texts, labels] of two linear layers, tanh between them, on `pool`."""
-    inner = np.tanh(pool(states, layout) @ tensors["inner.weight"] + tensors["inner.bias"])
-    return inner @ tensors["out.weight"] + tensors["out.bias"]
+    return _two_layers(tensors, pool(states, layout))
+
+
+def tokens(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.ndarray:
+    """The same of each token's state: an array of objects [texts], each [own tokens, labels]."""
+    return by_text(_two_layers(tensors, states[layout.places]), layout.lengths)
+
+
+def vector(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.ndarray:
+    """Vectors [texts, width] of length 1: one linear layer on `pool`."""
+    vectors = pool(states, layout) @ tensors["out.weight"] + tensors["out.bias"]
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: np.ndarray = vectors / np.maximum(lengths, 1e-12)
+    return unit
+
+
+def _two_layers(tensors: Tensors, x: np.ndarray) -> np.ndarray:
+    outputs: np.ndarray = np.tanh(x @ tensors["inner.weight"] + tensors["inner.bias"])
+    return outputs @ tensors["out.weight"] + tensors["out.bias"]
 
 
 def fastbert(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.ndarray:
@@ -68,6 +86,8 @@ def _split(x: np.ndarray) -> np.ndarray:
 KINDS: dict[str, Callable[[Tensors, np.ndarray, PackedLayout], np.ndarray]] = {
     "pooled": pooled,
     "fastbert": fastbert,
+    "tokens": tokens,
+    "vector": vector,
 }
 
 

@@ -10,9 +10,10 @@ group-N.pdmodel (N is the group's last layer), weights.safetensors (`graph.weigh
 Lite group-N.nb takes the place of these two.
 
 Method: FastBERT (Liu et al. 2020): uncertainty is the entropy of the answer divided by the
-largest possible one (section 3.3). Of several labels it is that of the label with the largest; of
-numbers how much the answer changed since the group before (as PABEE, Zhou et al. 2020, waits for
-answers that agree).
+largest possible one (section 3.3). Of several labels it is that of the label with the largest, of
+tokens that of the token with the largest (SENTEE, Li et al. 2021); of numbers and vectors how much
+the answer changed since the group before (as PABEE, Zhou et al. 2020, waits for answers that
+agree).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ LARGE_SHARE = 0.25
 
 class Settings(NamedTuple):
     """ends: the last layer of each group; head: which of `heads.KINDS`; speed: the default;
-    pad_id: the token that is padding; doubt: which of DOUBTS; spread: the standard deviation of
-    numbers that are answered."""
+    pad_id: the token that is padding; doubt: which of DOUBTS; spread: how far float32's answers are
+    from their mean (`spread`)."""
 
     ends: list[int]
     head: str
@@ -52,7 +53,7 @@ class Settings(NamedTuple):
 class Batch(NamedTuple):
     """A batch before a group: numbers [texts], the texts and their layout, and what the group
     computes from: None before the first, else states [tokens of the rows, width]; former: what the
-    head before answered, [texts, outputs]."""
+    head before answered, [texts, outputs] or of tokens an array of objects [texts]."""
 
     numbers: np.ndarray
     texts: Texts
@@ -63,7 +64,7 @@ class Batch(NamedTuple):
 
 class Text(NamedTuple):
     """One that waits for others: its number, ids [tokens], states [tokens, width], and what the
-    head before answered, [outputs]."""
+    head before answered, [outputs] or [tokens, outputs]."""
 
     number: int
     ids: np.ndarray
@@ -158,6 +159,25 @@ def of_labels(logits: np.ndarray) -> np.ndarray:
     return largest
 
 
+def of_tokens(outputs: np.ndarray) -> np.ndarray:
+    """The largest uncertainty of a token, 0 to 1, [texts], of an array of objects [texts], each
+    [own tokens, labels]. The first and the last token are special ones, of which nothing is asked.
+    """
+    lengths = np.array([len(tokens) for tokens in outputs])
+    each = uncertainty(np.concatenate(list(outputs)))
+    ends = lengths.cumsum()
+    each[ends - lengths] = each[ends - 1] = 0
+    largest: np.ndarray = np.maximum.reduceat(each, ends - lengths)
+    return largest
+
+
+def spread(outputs: np.ndarray) -> float:
+    """The root of the mean squared distance of outputs [texts, outputs] from their mean: of one
+    number the standard deviation."""
+    distances = np.square(outputs - outputs.mean(0)).sum(1)
+    return max(float(np.sqrt(distances.mean())), 1e-6)
+
+
 def doubt(settings: Settings, outputs: np.ndarray, former: np.ndarray | None) -> np.ndarray:
     """How unsure a head's outputs [texts, outputs] are, 0 to 1, [texts]; former: those of the head
     before, if there is one."""
@@ -167,15 +187,16 @@ def doubt(settings: Settings, outputs: np.ndarray, former: np.ndarray | None) ->
 def _change(outputs: np.ndarray, former: np.ndarray | None, spread: float) -> np.ndarray:
     if former is None:  # nothing to compare with
         return np.ones(len(outputs))
-    changed: np.ndarray = np.minimum(np.abs(outputs - former).max(1) / spread, 1)
+    changed: np.ndarray = np.minimum(np.linalg.norm(outputs - former, axis=1) / spread, 1)
     return changed
 
 
-# Of a head's outputs, those of the head before if there is one, and the spread of numbers.
+# Of a head's outputs, those of the head before if there is one, and the spread of answers.
 Doubt = Callable[[np.ndarray, Optional[np.ndarray], float], np.ndarray]
 DOUBTS: dict[str, Doubt] = {
     "entropy": lambda outputs, *_: uncertainty(outputs),
     "labels": lambda outputs, *_: of_labels(outputs),
+    "tokens": lambda outputs, *_: of_tokens(outputs),
     "change": _change,
 }
 

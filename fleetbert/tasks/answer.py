@@ -52,6 +52,11 @@ class Answers:
         the last layer only."""
         return "entropy" if self.shape.picks_label else ""
 
+    def exit_head(self, wanted: str) -> str:
+        """Which of `engines.exit_heads.KINDS` answers after inner layers. wanted: what a job
+        names, of those that give a row for each text."""
+        return wanted
+
     def encode(
         self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, max_length: int
     ) -> Encodings:

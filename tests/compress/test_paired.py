@@ -74,6 +74,23 @@ def test_the_bootstrap_draws_texts_with_both_answers():
     assert drop.p_value is None and "lost" not in paired.describe(drop)
 
 
+def test_the_error_of_a_figure_of_sums_is_as_wide_as_the_bootstrap():
+    """Of F1 by what 800 texts have: right spans, spans that are there, and spans answered."""
+    random = np.random.default_rng(3)
+    there, answered = random.integers(0, 3, (2, 800))
+    before = np.stack([np.minimum(there, answered), there, answered], 1)
+    after = before.copy()
+    after[:, 0] = np.maximum(before[:, 0] - (random.random(800) < 0.1), 0)
+
+    def f1(sums):
+        return 2 * sums[0] / (sums[1] + sums[2])
+
+    drop = paired.bootstrap(lambda rows, _: f1(rows.sum(0)), before, after)
+    error = paired.error_of_sums(f1, before, after)
+    assert error == pytest.approx((drop.high - drop.low) / 2 / paired.Z, rel=0.1)
+    assert paired.error_of_sums(f1, before, before) == 0
+
+
 def test_how_many_texts_would_do():
     """So many texts that change as often have an interval of half the width or less, and three
     quarters of them have not."""

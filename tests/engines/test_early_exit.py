@@ -18,7 +18,7 @@ from fleetbert.engines.exits import Settings
 
 ENDS = [1, 2, 4]
 WIDTH, LABELS = 4, 3
-SPREAD = 12.0  # of numbers
+SPREAD = 16.0  # of numbers
 RANDOM = np.random.default_rng(0)
 MIX = RANDOM.normal(size=(3, WIDTH, WIDTH)).astype(np.float32)
 HEADS = {
@@ -103,7 +103,7 @@ def entropy(chances):
 def doubt_of(doubt, logits, former):
     """Of one text's outputs, as the guides have it."""
     if doubt == "change":
-        return 1.0 if former is None else min(1.0, np.abs(logits - former).max() / SPREAD)
+        return 1.0 if former is None else min(1.0, np.sqrt(((logits - former) ** 2).sum()) / SPREAD)
     if doubt == "labels":
         chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
         return max(entropy(np.array([chance, 1 - chance])) for chance in chances) / np.log(2)

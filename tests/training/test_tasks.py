@@ -118,7 +118,7 @@ KINDS = {
         "spearman", "Spearman", 0.6, ("spearman", order_of_cosines),
         "scatter", ["60 of 60 dev texts"], ["vector"],
         lambda count, seed: tiny_job.vector_rows(count, seed, numbers=seed == DEV), (192, 60),
-        {"trainer.epochs": 3},  # from pairs without numbers
+        {"trainer.epochs": 3, "model.num_hidden_layers": 3},  # from pairs without numbers
     ),
 }  # fmt: skip
 
@@ -359,12 +359,19 @@ def test_only_training_makes_bundles_of_spans(runs, tmp_path):
     [
         # The second head has one before it.
         ("regression", "change", [1, 2, 3], 0.7, 12, [{2}, {2, 3}]),
+        ("embedding", "change", [1, 2, 3], 0.6, 100, [{2}, {2, 3}]),
         ("multi_label_classification", "labels", [1, 2], 0.95, 40, [{1, 2}]),
+        ("token_classification", "tokens", [1, 2], 0.65, 100, [{1, 2}]),
     ],
 )
-def test_texts_leave_early_by_the_tasks_own_doubt(runs, name, doubt, layers, speed, epochs, left):
+def test_texts_leave_early_by_the_tasks_own_doubt(
+    runs, name, doubt, layers, speed, epochs, left, tmp_path
+):
     (data, result), kind = runs(name), KINDS[name]
     keys = {"distill.layers": layers, "distill.speed": speed, "distill.epochs": epochs}
+    if name == "embedding":  # whose training texts have no labels
+        chosen_on = tiny_job.write_rows(tmp_path / "others.jsonl", kind.rows(60, DEV)[::-1])
+        keys["selection.data"] = str(chosen_on)
     (made,) = fleetbert.early_exit(
         result.bundle, data.train, gate=data.dev, max_drop=1.0, threads=1, sources=["float32"],
         **keys,
@@ -373,15 +380,20 @@ def test_texts_leave_early_by_the_tasks_own_doubt(runs, name, doubt, layers, spe
     variant = bundles.read(result.bundle).variant(made.name)
     assert (variant.doubt, len(variant.accuracy_by_layer)) == (doubt, len(layers))
     assert variant.accuracy_by_layer[-1] == pytest.approx(result.metrics[kind.metric], abs=1e-3)
-    texts = [row["text_a"] for row in data.rows]
-    whole = numbers(fleetbert.load(result.bundle)(texts))
-    if doubt == "change":
-        assert variant.spread == pytest.approx(whole.std(), rel=0.3)
+    texts = [words_of(row)[0] for row in data.rows]
+    whole = fleetbert.load(result.bundle)(texts)
+    if name == "regression":
+        assert variant.spread == pytest.approx(numbers(whole).std(), rel=0.3)
     model = fleetbert.load(result.bundle, made.name)
     answers = model(texts, speed=0.0)
     assert {one.exit_layer for one in answers} == {layers[-1]}
-    np.testing.assert_allclose(numbers(answers), whole, atol=1e-4)
+    if name == "token_classification":
+        assert [one.spans for one in answers] == [one.spans for one in whole]
+    else:
+        np.testing.assert_allclose(numbers(answers), numbers(whole), atol=1e-4)
     answers = model(texts)
+    alone = [model([text])[0] for text in texts[:20]]
+    assert [one.exit_layer for one in alone] == [one.exit_layer for one in answers[:20]]
     assert {one.exit_layer for one in answers} in left
     assert "exit_layer" in answers[0].as_json()
     found = tiny_job.check_early_exit(result.bundle, made.name, data.dev, kind.metric, speed)

@@ -24,8 +24,9 @@ from fleetbert.training.trainable import Described, Trainable
 
 class Example(NamedTuple):
     """A rank's part of a batch of texts: which they are (int64 [texts]), which tokens are real
-    (bool [texts, length]), what each head reads [heads, texts, ...], the last layer's logits
-    [texts, labels], and a text's share of the batch's loss (0 where a rank only takes part)."""
+    (bool [texts, length]), what each head reads [heads, rows, ...], the last layer's answers
+    [rows, outputs] (a row is a text, or a token of `own_tokens`), and a text's share of the batch's
+    loss (0 where a rank only takes part)."""
 
     numbers: np.ndarray
     real: np.ndarray
@@ -48,23 +49,35 @@ class Linears(nn.Layer):
 
 
 class Pooled(nn.Layer):
-    """See `engines.exit_heads.pooled`; reads what `engines.exit_heads.pool` gives."""
+    """See `engines.exit_heads.pooled` and `tokens`; reads what `engines.exit_heads.pool` gives, or
+    states of tokens."""
 
-    def __init__(self, heads: int, width: int, inner: int, labels: int):
+    def __init__(self, heads: int, read: int, inner: int, labels: int):
         super().__init__()
-        self.inner = Linears(heads, 2 * width, inner)
+        self.inner = Linears(heads, read, inner)
         self.out = Linears(heads, inner, labels)
 
     def forward(self, x: paddle.Tensor, _: paddle.Tensor) -> paddle.Tensor:
         return self.out(paddle.tanh(self.inner(x)))
 
 
+class Vector(nn.Layer):
+    """See `engines.exit_heads.vector`."""
+
+    def __init__(self, heads: int, read: int, _: int, outputs: int):
+        super().__init__()
+        self.out = Linears(heads, read, outputs)
+
+    def forward(self, x: paddle.Tensor, _: paddle.Tensor) -> paddle.Tensor:
+        return F.normalize(self.out(x), axis=-1)
+
+
 class FastBert(nn.Layer):
     """See `engines.exit_heads.fastbert`; reads hidden states [heads, texts, length, width]."""
 
-    def __init__(self, heads: int, width: int, inner: int, labels: int):
+    def __init__(self, heads: int, read: int, inner: int, labels: int):
         super().__init__()
-        self.narrow = Linears(heads, width, inner)
+        self.narrow = Linears(heads, read, inner)
         for name in ("query", "key", "value", "mix", "inner"):
             setattr(self, name, Linears(heads, inner, inner))
         self.out = Linears(heads, inner, labels)
@@ -85,19 +98,31 @@ class FastBert(nn.Layer):
         return self.out(paddle.tanh(self.inner(self.mix(mixed))))
 
 
-# Of (heads, the model's width, inner width, labels).
+# Of (heads, the width of what is read, inner width, outputs).
 KINDS: dict[str, Callable[[int, int, int, int], nn.Layer]] = {
     "pooled": Pooled,
     "fastbert": FastBert,
+    "tokens": Pooled,
+    "vector": Vector,
 }
 
 
 def read_by(kind: str, hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
     """What a head of that kind reads of hidden states [texts, length, width]; kept small."""
-    if kind != "pooled":
+    if kind == "fastbert":
         return hidden.astype(np.float16)
+    if kind == "tokens":
+        return hidden[own_tokens(real)].astype(np.float16)
     at = packed_layout(real.sum(1))
     return exit_heads.pool(pack(hidden[real], at), at)
+
+
+def own_tokens(real: np.ndarray) -> np.ndarray:
+    """Of tokens that are real (bool [texts, length]) those between the special ones at both ends,
+    which `engines.exits.of_tokens` asks."""
+    own = real.copy()
+    own[:, 0] = own[np.arange(len(real)), real.sum(1) - 1] = False
+    return own
 
 
 def part_of(numbers: np.ndarray, rank: int, ranks: int) -> tuple[np.ndarray, float]:
@@ -111,7 +136,7 @@ class Exits(Trainable):
     """The heads after all inner layers, which learn side by side. An example is a batch of texts.
 
     labels: int64 [texts], what they really are; needed where settings.labels_weight is not 0.
-    kind: of answers, see `engines.exits.DOUBTS`.
+    head, kind: of `engines.exit_heads.KINDS`, and of answers, see `engines.exits.DOUBTS`.
     """
 
     fingerprint = ""  # these runs leave no checkpoint
@@ -121,16 +146,17 @@ class Exits(Trainable):
         settings: schema.Exits,
         examples: Sequence[Example],
         seed: int,
+        head: str,
         kind: str,
         labels: np.ndarray | None,
     ):
         self.settings, self.examples, self.seed = settings, examples, seed
         self.kind, self.truth = kind, labels
         heads, *_, read = examples[0].inputs.shape
-        width = read // (2 if settings.head == "pooled" else 1)
+        width = read // (2 if head in ("pooled", "vector") else 1)
         inner = settings.width or max(2, width // 12 * 2)  # even, for two attention heads
         paddle.seed(seed)
-        self.network = KINDS[settings.head](heads, width, inner, examples[0].logits.shape[1])
+        self.network = KINDS[head](heads, read, inner, examples[0].logits.shape[1])
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
@@ -197,17 +223,20 @@ def train(
     settings: schema.Exits,
     examples: Sequence[Example],
     labels: np.ndarray | None,
+    head: str = "pooled",
     kind: str = "entropy",
 ) -> list[dict[str, np.ndarray]]:
     """Train the heads of all layers; the tensors of each as `engines.exit_heads` names them.
 
-    job: of `training_job`; labels, kind: see `Exits`. Of several labels each learns its
-    probability; of numbers it is their squared error, in units of their spread.
+    job: of `training_job`; labels, head, kind: see `Exits`. Of several labels each learns its
+    probability; of vectors and numbers it is their squared error, of numbers in units of their
+    spread.
     """
-    center, spread = _standard(examples, strategy) if kind == "change" else (0.0, 1.0)
-    if kind == "change":
+    numbers = kind == "change" and head != "vector"
+    center, spread = _standard(examples, strategy) if numbers else (0.0, 1.0)
+    if numbers:
         examples = [part._replace(logits=(part.logits - center) / spread) for part in examples]
-    task = Exits(settings, examples, job.trainer.seed, kind, labels)
+    task = Exits(settings, examples, job.trainer.seed, head, kind, labels)
     run = Run(job, strategy, task)
     run.callbacks = [Progress()] if strategy.rank == 0 else []
     run.train()
@@ -239,11 +268,14 @@ def _standard(examples: Sequence[Example], strategy: Single) -> tuple[float, flo
     return center, max(squares / count - center**2, 1e-12) ** 0.5
 
 
-# Of heads' outputs and the model's, both [heads, texts, outputs]: [heads, texts].
+def _divergence(outputs: paddle.Tensor, teacher: paddle.Tensor) -> paddle.Tensor:
+    return F.kl_div(F.log_softmax(outputs), F.softmax(teacher), reduction="none").sum(-1)
+
+
+# Of heads' outputs and the model's, both [heads, rows, outputs]: [heads, rows].
 LOSSES: dict[str, Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]] = {
-    "entropy": lambda outputs, teacher: F.kl_div(
-        F.log_softmax(outputs), F.softmax(teacher), reduction="none"
-    ).sum(-1),
+    "entropy": _divergence,
+    "tokens": _divergence,
     "labels": lambda outputs, teacher: F.binary_cross_entropy_with_logits(
         outputs, F.sigmoid(teacher), reduction="none"
     ).sum(-1),

@@ -21,7 +21,7 @@ from fleetbert.compress.pipeline import Result
 from fleetbert.compress.texts import draw, held_out
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import ragged
-from fleetbert.engines import answer, engine, evaluate
+from fleetbert.engines import answer, engine, evaluate, exits
 from fleetbert.engines.exit_heads import Tensors
 from fleetbert.engines.exits import Settings
 from fleetbert.tasks.unlabelled import read_unlabelled
@@ -50,11 +50,16 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
     task = tasks.get(bundle.task.name)
     task.check_of_texts(str(bundle.root), "fleetbert distill")
     if task.shape.answers and not task.answer.doubt:
-        what = "spans" if task.shape.per_token else "vectors"
         raise UserError(
-            f"distill.kind: self: {bundle.root} answers the task {task.name}: {what} are the last "
-            "layer's, and inner layers have none to be certain of; make it fast with fleetbert "
-            "quantize, method static"
+            f"distill.kind: self: {bundle.root} answers the task {task.name}, which does not say "
+            "how sure an inner layer's answer is; make it fast with fleetbert quantize, method "
+            "static"
+        )
+    head = task.answer.exit_head(job.distill.head)
+    if job.distill.head not in (head, "pooled"):
+        raise UserError(
+            f"distill.head: {job.distill.head} answers once for each text, with labels or a number,"
+            f" and {bundle.root} answers the task {task.name}; set it to pooled"
         )
     if job.distill.labels_weight and task.answer.doubt != "entropy":
         raise UserError(
@@ -85,9 +90,11 @@ def _add_variants(
     teacher = early_exit.open_source(bundle, "float32")
     _check_layers(job.distill.layers, len(teacher.layers))
     model = gate.model._replace(batch_tokens=BATCH_TOKENS)
+    answers = model.task.answer
+    head = answers.exit_head(job.distill.head)
     examples, labels = read_examples(job, model, teacher, strategy)
     learned = exit_training.train(
-        training, strategy, job.distill, examples, labels, model.task.answer.doubt
+        training, strategy, job.distill, examples, labels, head, answers.doubt
     )
     trained: dict[int, Tensors] = dict(enumerate(learned, 1))
     if strategy.rank:
@@ -116,11 +123,12 @@ def read_examples(
     chosen = draw(len(table), min(job.distill.texts, most), job.seed)
     labels = None if labels is None else labels[chosen]
     texts = model.task.labels.texts([table[number] for number in chosen])
-    encodings = model.tokenizer.encode(*texts, model.max_length)
+    encodings = model.task.answer.encode(model.tokenizer, *texts, model.max_length)
     batches = engine.in_batches(ragged.of(encodings), model.batch_tokens)
     run = early_exit.open_teacher(teacher, job.threads or engine.default_threads())
     log.info(f"computing the hidden states of {len(chosen)} texts")
     examples = []
+    head = model.task.answer.exit_head(job.distill.head)
     with answer.progress(len(chosen)) as bar:
         for numbers, batch in batches:
             rows, share = exit_training.part_of(numbers, strategy.rank, strategy.world_size)
@@ -128,7 +136,9 @@ def read_examples(
             input_ids, types, mask = (array[rows] for array in padded)
             real = mask > 0
             *states, logits = run(input_ids, types)
-            read = [exit_training.read_by(job.distill.head, state, real) for state in states]
+            if head == "tokens":
+                logits = logits[exit_training.own_tokens(real)]
+            read = [exit_training.read_by(head, state, real) for state in states]
             examples.append(
                 exit_training.Example(numbers[rows], real, np.stack(read), logits, share)
             )
@@ -159,22 +169,24 @@ def _add(
     unless the job names the groups. Groups and speed are chosen on `sample`."""
     target = early_exit.variant_name(source.name)
     bundle, pad_id = gate.bundle, gate.model.tokenizer.pad_id
-    least = sample.float32_accuracy - gate.max_drop
     batch_tokens = job.distill.batch_tokens
     batches = list(engine.in_batches(sample.ragged, batch_tokens))
     log.info(f"{target}: measuring layers and heads on {sample.name}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as temporary:
         folder = Path(temporary)
-        spread = 1.0
-        if gate.model.task.answer.doubt == "change":  # in units of what float32's answers differ by
-            spread = max(float(sample.float32.std()), 1e-6)
-        settings = Settings([], job.distill.head, 0.0, pad_id, gate.model.task.answer.doubt, spread)
+        answers = gate.model.task.answer
+        # A change is told in units of what float32's answers differ by.
+        spread = exits.spread(sample.float32) if answers.doubt == "change" else 1.0
+        head = answers.exit_head(job.distill.head)
+        settings = Settings([], head, 0.0, pad_id, answers.doubt, spread)
         opened = early_exit.open_layers(source, folder, settings, THREADS)
         kind = bundle.variant(source.name).kind
         whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS, pad_id=pad_id)
         observed = early_exit.observe(opened, whole, batches, sample, trained, source)
         right = gate.model.task.metrics.right(sample.truth, sample.float32)
         observed = observed._replace(reference=right)
+        # What the source gains on these texts by chance is not for exits to lose.
+        least = max(sample.float32_accuracy, report.by_layer(observed)[-1]) - gate.max_drop
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
         choice = early_exit.choose(observed, least, layers, job.distill.speed)
         log.info(

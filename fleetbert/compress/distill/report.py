@@ -29,8 +29,8 @@ LISTED = 5  # every so many of the points of the curve are in the table, and the
 
 def by_layer(observed: Observed) -> list[float]:
     """Accuracy, 0 to 1, if all texts left after that layer."""
-    layers, texts = range(1, len(observed.predicted) + 1), len(observed.truth)
-    return [observed.accuracy_at(np.full(texts, layer)) for layer in layers]
+    layers = range(1, len(observed.doubt) + 1)
+    return [observed.accuracy_at(np.full(observed.texts, layer)) for layer in layers]
 
 
 def curve(observed: Observed, choice: Choice) -> list[Choice]:
@@ -61,7 +61,7 @@ def write(
             Figure("Accuracy and operations", _over("mean_flops", whole, points, choice, least)),
         ]
     title = f"{root.parent.name}/{root.name}: {target}"
-    texts = f"{gate.data} ({number(len(observed.truth))} texts)"
+    texts = f"{gate.data} ({number(observed.texts)} texts)"
     summary = (
         f"Groups of layers end after {', '.join(map(str, choice.ends))}. A text leaves after the "
         f"first whose head's uncertainty is under speed {choice.speed}: {choice.mean_layers:.2f} "

@@ -6,26 +6,34 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.tasks.answer import Answers, Tensor, Values
+from fleetbert.tasks.answer import Answers, Tensor, Values, layer_as_json, layers_of
 
 SHOWN = 4  # numbers of a vector, where a person reads it
 
 
 class VectorAnswer(NamedTuple):
-    """The vector, float32 [width], of length 1: the product of two is their cosine."""
+    """The vector, float32 [width], of length 1: the product of two is their cosine; and the layer
+    after which the text left, where it could leave early."""
 
     vector: np.ndarray
     exit_layer: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        return {"vector": [round(number, 6) for number in self.vector.tolist()]}
+        vector = [round(number, 6) for number in self.vector.tolist()]
+        return {"vector": vector, **layer_as_json(self.exit_layer)}
 
 
 class VectorAnswers(Answers):
+    doubt = "change"
+
+    def exit_head(self, wanted: str) -> str:
+        return "vector"
+
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[VectorAnswer]:
-        return [VectorAnswer(vector) for vector in outputs]
+        layers = layers_of(exit_layers, len(outputs))
+        return [VectorAnswer(vector, layer) for vector, layer in zip(outputs, layers)]
 
     def in_words(self, answer: Mapping[str, Any]) -> str:
         vector = answer["vector"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fleetbert.data import conll, words
 from fleetbert.data.tokenizers import Encodings, Tokenizer
-from fleetbert.tasks.answer import Answers, Tensor, Values, by_text
+from fleetbert.tasks.answer import Answers, Tensor, Values, by_text, layer_as_json, layers_of
 from fleetbert.tasks.metrics import softmax
 from fleetbert.tasks.token_classification.scheme import Tagged, tagged
 
@@ -31,16 +31,23 @@ class Span(NamedTuple):
 
 
 class SpansAnswer(NamedTuple):
-    """The spans of a text, in its order."""
+    """The spans of a text, in its order, and the layer after which the text left, where it could
+    leave early."""
 
     spans: list[Span]
     exit_layer: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        return {"spans": [span.as_json() for span in self.spans]}
+        spans = [span.as_json() for span in self.spans]
+        return {"spans": spans, **layer_as_json(self.exit_layer)}
 
 
 class SpansAnswers(Answers):
+    doubt = "tokens"
+
+    def exit_head(self, wanted: str) -> str:
+        return "tokens"
+
     def encode(
         self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, max_length: int
     ) -> Encodings:
@@ -56,7 +63,10 @@ class SpansAnswers(Answers):
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[SpansAnswer]:
-        return [SpansAnswer(answer(tagged, labels)) for tagged in outputs]
+        layers = layers_of(exit_layers, len(outputs))
+        return [
+            SpansAnswer(answer(tagged, labels), layer) for tagged, layer in zip(outputs, layers)
+        ]
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
         of_all = softmax(np.concatenate(list(outputs)))
