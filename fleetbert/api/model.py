@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fleetbert.engines import answer
     from fleetbert.tasks import Metrics
     from fleetbert.tasks.classification.answer import LabelAnswer
+    from fleetbert.tasks.ctr.answer import ClickAnswer
     from fleetbert.tasks.embedding.answer import VectorAnswer
     from fleetbert.tasks.multi_label.answer import LabelsAnswer
     from fleetbert.tasks.regression.answer import NumberAnswer
@@ -72,6 +73,7 @@ class AnyAnswer(Answer, Protocol):
     scores: dict[str | int, float]
     logits: np.ndarray
     value: float
+    probability: float
     vector: np.ndarray
     spans: list[Span]
 
@@ -199,8 +201,9 @@ class Model(Generic[A]):
 
         An answer of classification has label, scores (probability by label), logits float32
         [labels], and exit_layer, after which the text left the model (None without early exit).
-        An answer of regression has value; an embedding has vector, float32 [width], of length 1.
-        docs/tasks.md lists the others. as_json() returns what `fleetbert predict` prints.
+        An answer of regression has value; an embedding has vector, float32 [width], of length 1;
+        ctr (of rows, with tabs between their columns) has probability. docs/tasks.md lists
+        the others. as_json() returns what `fleetbert predict` prints.
 
         pairs: the second texts, as many as `texts`, if the model takes pairs.
         speed: for early-exit variants: a text exits early when its uncertainty is below `speed`,
@@ -385,6 +388,10 @@ def load(
 def load(
     bundle: PathLike, variant: str = ..., *, task: Literal["embedding"], **how: Unpack[Options]
 ) -> Model[VectorAnswer]: ...
+@overload
+def load(
+    bundle: PathLike, variant: str = ..., *, task: Literal["ctr"], **how: Unpack[Options]
+) -> Model[ClickAnswer]: ...
 @overload
 def load(
     bundle: PathLike, variant: str = ..., *, task: str, **how: Unpack[Options]

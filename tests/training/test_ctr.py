@@ -13,6 +13,7 @@ import tiny_job
 from servers import ended
 from sklearn.metrics import roc_auc_score
 
+import fleetbert
 from fleetbert.core.errors import UserError
 from fleetbert.data import fields
 from fleetbert.training import job as training
@@ -72,6 +73,7 @@ def test_the_model_folder_answers_as_the_run_did(clicks, output):
 
 
 def test_a_resumed_run_takes_the_steps_of_an_undisturbed_one(clicks, tmp_path):
+    """Its rows are mapped from the cache, those of the other are in memory."""
     changes = {
         "data.train": str(clicks[0] / "few.tsv"), "data.batch_size": 100, "trainer.epochs": 1,
         "wide_deep.entry": "probability:0.3", "optimizer.schedule": "constant",
@@ -79,7 +81,9 @@ def test_a_resumed_run_takes_the_steps_of_an_undisturbed_one(clicks, tmp_path):
     }  # fmt: skip
     train(clicks, tmp_path / "whole", changes)
     for steps in (4, 10):
-        train(clicks, tmp_path / "parts", {**changes, "trainer.max_steps": steps})
+        cached = {"data.cache": str(tmp_path / "cache"), "trainer.max_steps": steps}
+        train(clicks, tmp_path / "parts", {**changes, **cached})
+    assert len(list((tmp_path / "cache").glob("*/manifest.json"))) == 2
     losses = tiny_job.losses(tmp_path / "whole")
     assert sorted(losses) == list(range(1, 11))
     assert tiny_job.losses(tmp_path / "parts") == losses
@@ -170,3 +174,9 @@ def test_on_servers_it_comes_close_to_the_best_auc(clicks, start):
     best = json.loads((job.output / "summary.json").read_text())["dev"]
     assert best["n"] == clicks_job.DEV_ROWS
     assert clicks[1]["best_auc"] - 0.05 < best["auc"] < clicks[1]["best_auc"] + 0.005, said
+    # Both trainers answered a part of the rows; a program and a table answer all.
+    dev = clicks_job.read(clicks[0] / "dev.tsv")
+    lines = (clicks[0] / "dev.tsv").read_text().splitlines()
+    answers = fleetbert.load(job.output / "bundle")([line[2:] for line in lines])
+    scores = [answer.probability for answer in answers]
+    assert best["auc"] == pytest.approx(roc_auc_score(dev.labels, scores), abs=1e-6)
