@@ -12,8 +12,8 @@ from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.core import charset, files, task_names
 from fleetbert.core.errors import UserError
+from fleetbert.data import conll, tokenizers
 from fleetbert.data import labels as labels_of
-from fleetbert.data import tokenizers
 from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
 from fleetbert.models import encoders, sources, task_heads, weights
@@ -41,10 +41,11 @@ def import_model(
 
     max_length: None: what the folder of sentence-transformers says, else LONGEST, and no more than
     the positions that the model has.
-    labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
-    logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
-    with these. An encoder of a sentence-transformers folder, and any where the task is embedding,
-    answers with vectors, pooled as that folder says or `pooling`.
+    labels: in the order of the logits; None: `id2label` of its config.json. A token classifier
+    answers with spans. A classifier with one logit answers with it, a number; one whose config.json
+    has the `problem_type` of several labels, with these. An encoder of a sentence-transformers
+    folder, and any where the task is embedding, answers with vectors, pooled as that folder says or
+    `pooling`.
     UserError if it has no head or one whose answers no task has, if the labels are not as many as
     the head has or are its own in another order, or if it has no positions for `max_length`.
     """
@@ -101,17 +102,18 @@ def import_model(
                 f"one from it, with model.init and task.name: {task}"
             )
         names = []
-    elif "ForTokenClassification" in source.architecture:
-        raise UserError(
-            f"{source.name}: tags tokens, and only training makes bundles of spans; train one from "
-            f"it, with model.init and task.name: {tasks.TOKEN_CLASSIFICATION.name}"
-        )
     elif has_classifier:
         count = tensors["classifier.weight"].shape[1]
-        task = _task(source.name, source.problem_type, count, pair)
+        tagger = "ForTokenClassification" in source.architecture
+        if tagger and pair:
+            raise UserError(f"pair: {source.name} tags the tokens of single texts; leave it out")
+        kind = tasks.TOKEN_CLASSIFICATION.name if tagger else None
+        task = kind or _task(source.name, source.problem_type, count, pair)
         path_of_fields = source.folder and source.folder / "config.json"
         fields = charset.read_json(path_of_fields, "configuration") if path_of_fields else {}
         names = _labels(source.name, task, fields, source.head_labels, count, names)
+        if tagger:
+            names = _tags(source.name, names)
         if count == 1 and (activation := _activation(fields)):
             log.warning(
                 f"{source.name}: CrossEncoder.predict answers with {activation} of the number that "
@@ -177,6 +179,20 @@ def _task(name: str, problem_type: str | None, logits: int, pair: bool) -> str:
     if logits == 1:
         return (tasks.PAIR_REGRESSION if pair else tasks.REGRESSION).name
     return (tasks.PAIR_CLASSIFICATION if pair else tasks.CLASSIFICATION).name
+
+
+def _tags(name: str, labels: Sequence[str]) -> list[str]:
+    """The tags of a tagger: a label without a prefix, as those of parts of speech, goes on where
+    the word before has it too, as transformers' pipeline reads it."""
+    if all(label == f"LABEL_{number}" for number, label in enumerate(labels)):
+        raise UserError(
+            f"labels: {name} has no id2label, which names the tags of its {len(labels)} logits; "
+            "give labels, such as O B-PER I-PER, in the logits' order"
+        )
+    return [
+        label if label == "O" or label.partition("-")[0] in conll.PREFIXES else f"I-{label}"
+        for label in labels
+    ]
 
 
 def _labels(

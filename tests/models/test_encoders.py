@@ -211,17 +211,22 @@ def write_head(folder: Path, logits: int, fields: dict) -> config.Model:
             tensors[name] = tensors[name][:logits]
 
     change_tensors(folder, narrow)
-    change_fields(folder, id2label=None, label2id=None, **fields)
+    change_fields(folder, **{"id2label": None, "label2id": None, **fields})
     return config.Model(init=str(folder))
 
 
 SEVERAL = {"problem_type": "multi_label_classification"}
 NUMBER = {"problem_type": "regression"}
+TAGGER = {"architectures": ["BertForTokenClassification"]}
 
 
 @pytest.mark.parametrize(
     ("fields", "logits", "pair", "task", "labels"),
     [
+        (
+            {**TAGGER, "id2label": {"0": "I-per", "1": "O", "2": "VERB"}},
+            *(3, False, "token_classification", ["I-per", "O", "I-VERB"]),
+        ),
         ({}, 3, False, "classification", ["LABEL_0", "LABEL_1", "LABEL_2"]),
         ({}, 1, False, "regression", []),
         (NUMBER, 1, True, "pair_regression", []),
@@ -232,6 +237,16 @@ def test_the_task_of_a_head_is_what_its_config_says(fields, logits, pair, task, 
     model = write_head(tmp_path / "m", logits, fields)
     bundle = imported.import_model(model, tmp_path / "bundle", None, pair, max_length=16)
     assert (bundle.task.name, bundle.labels) == (task, labels)
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [(False, "has no id2label, which names the tags"), (True, "tags the tokens of single texts")],
+)
+def test_a_tagger_needs_tags_and_single_texts(pair, message, tmp_path):
+    model = write_head(tmp_path / "m", 3, TAGGER)
+    with pytest.raises(UserError, match=message):
+        imported.import_model(model, tmp_path / "bundle", None, pair, max_length=16)
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,9 @@ def test_quantized_by_its_own_metric(runs, name, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["multi_label_classification", "ranking", "embedding"])
+@pytest.mark.parametrize(
+    "name", ["multi_label_classification", "ranking", "embedding", "token_classification"]
+)
 def test_its_model_is_imported_again(runs, name, tmp_path):
     data, result = runs(name)
     task = {"task": name} if name == "ranking" else {}
@@ -344,13 +346,6 @@ def test_exits_of_numbers_take_no_weight_of_labels(runs):
     with pytest.raises(UserError, match=r"distill\.labels_weight: .* set it to 0"):
         fleetbert.early_exit(result.bundle, data.train, gate=data.dev,
                              **{"distill.labels_weight": 0.5})  # fmt: skip
-
-
-def test_only_training_makes_bundles_of_spans(runs, tmp_path):
-    with pytest.raises(UserError, match="tags tokens, and only training makes bundles of spans"):
-        fleetbert.import_model(
-            runs("token_classification").result.output_dir / "model", tmp_path / "bundle"
-        )
 
 
 @pytest.mark.slow
