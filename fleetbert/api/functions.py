@@ -216,7 +216,7 @@ def quantize(
     job = job_of(configs.Quantize, given, tables, config, output_dir, unlabelled="calibration.data")
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError("quantize: is for one process; ranks are for launch/quantize.py")
-    _refuse_pairs_of_bundle(job, tables)
+    _refuse_pairs_of_bundle(job, tables, "calibration")
     environment.import_paddle()
     from fleetbert.compress import pipeline  # loads Paddle
 
@@ -287,7 +287,7 @@ def early_exit(
     tables = in_memory.of_splits({"data.train": texts, "gate.data": gate})
     folder = _beside(bundle, "early-exit")
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
-    _refuse_pairs_of_bundle(job, tables)
+    _refuse_pairs_of_bundle(job, tables, "train")
     environment.import_paddle()
     from fleetbert.compress.distill import exits  # loads Paddle
 
@@ -325,19 +325,27 @@ def _of_pairs(job: Job, written: Mapping[str, str]) -> Job:
 
 
 def _refuse_pairs(
-    task: str, written: Mapping[str, str], columns: configs.Columns, reader: str
+    task: str,
+    written: Mapping[str, str],
+    columns: configs.Columns,
+    reader: str,
+    unlabelled: str = "",
 ) -> None:
-    """UserError at a second text that the task, which `reader` has, does not read."""
+    """UserError at a second text that the task, which `reader` has, does not read. unlabelled: the
+    table without labels."""
     from fleetbert import tasks
 
     for name, path in written.items():
         if tasks.get(task).labels.table_format(path, columns, labelled=False).pair is False:
-            in_memory.refuse_pair(name, in_memory.first_pair(path, columns), reader)
+            row = in_memory.first_pair(path, columns)
+            in_memory.refuse_pair(name, row, reader, name != unlabelled)
 
 
-def _refuse_pairs_of_bundle(job: configs.Quantize | configs.SelfDistill, tables: Tables) -> None:
+def _refuse_pairs_of_bundle(
+    job: configs.Quantize | configs.SelfDistill, tables: Tables, unlabelled: str = ""
+) -> None:
     task = bundles.read(job.bundle).task.name
-    _refuse_pairs(task, _written(job, tables), job.data, f"the bundle, of {task},")
+    _refuse_pairs(task, _written(job, tables), job.data, f"the bundle, of {task},", unlabelled)
 
 
 def _named(

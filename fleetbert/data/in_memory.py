@@ -125,13 +125,16 @@ def has_integer_labels(path: str | Path, columns: Columns) -> bool:
         return all(is_integer(json.loads(line).get(column)) for line in lines)
 
 
-def refuse_pair(name: str, row: int | None, reader: str) -> None:
-    """UserError where `first_pair` found one, of which `reader` would not read the second text."""
+def refuse_pair(name: str, row: int | None, reader: str, labelled: bool = True) -> None:
+    """UserError where `first_pair` found one, of which `reader` would not read the second text.
+    labelled: as in `as_file`."""
     if row is not None:
-        raise UserError(
-            f"{name}, row {row}: has two texts, and {reader} reads one; give (text, label), or "
-            "name a task of pairs"
+        remedy = (
+            "give (text, label), or name a task of pairs"
+            if labelled
+            else "this table is of texts without labels: give each text alone"
         )
+        raise UserError(f"{name}, row {row}: has two texts, and {reader} reads one; {remedy}")
 
 
 def _splits(table: Any) -> Mapping[str, Table]:

@@ -212,8 +212,9 @@ def test_second_texts_are_refused_wherever_rows_are_taken(run, tmp_path):
     of_bundle = "row 0: has two texts, and the bundle, of classification, reads one"
     pairs = [("word1", "word2")]
     refused(f"gate, {of_bundle}", fleetbert.quantize, bundle, method="dynamic", gate=TRIPLES)
-    refused(f"calibration, {of_bundle}", fleetbert.quantize, bundle, calibration=pairs, gate="x")
-    refused(f"train, {of_bundle}", fleetbert.early_exit, bundle, pairs, gate="x")
+    alone = f"{of_bundle}; this table is of texts without labels"
+    refused(f"calibration, {alone}", fleetbert.quantize, bundle, calibration=pairs, gate="x")
+    refused(f"train, {alone}", fleetbert.early_exit, bundle, pairs, gate="x")
     refused(
         "dev, row 0: has two texts, and task: classification reads one", fleetbert.distill, bundle,
         [("a", 0), ("b", 1)], TRIPLES, output_dir=tmp_path / "distilled",
