@@ -16,7 +16,7 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute, Route
 
 import fleetbert
-from fleetbert.deploy.inference.messages import Core, Response, Version, show
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, Version, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json, http_rerank, tensors
 from fleetbert.deploy.inference.protocol.http_call import (
@@ -38,6 +38,9 @@ MODEL = "/models/{model}"
 LOGITS = "logits"
 PATHS = re.compile(r"(/models/[^/]+)?(/(embed|predict|similarity|rerank|tokenize|info))?")
 COMMON = ("model", "inputs", "truncate", "truncation_direction", "prompt_name")
+# Characters of a request for tokens. Each may be a token, which takes 800 bytes until it is sent;
+# the process that listens writes them all.
+TOKENIZED = 1 << 17
 # Kinds of errors, by status; all others are the server's.
 KINDS = {503: "Overloaded", 500: "Backend", 504: "Backend"}
 
@@ -57,6 +60,13 @@ def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) ->
             Tensor("inputs", "BYTES", [len(given)], given), safety.max_texts, safety.max_text_bytes
         )
         special = http_call.read_flag(message, "add_special_tokens", default=True)
+        size = sum(map(len, texts))
+        if size > TOKENIZED:
+            raise Failure(
+                Reason.TOO_LARGE,
+                f"the texts have {size} characters; {TOKENIZED} are tokenized at a time: "
+                "send fewer",
+            )
         tokens = await core.tokenize(model, version, texts)
         kept = [[token for token in row if special or not token["special"]] for row in tokens]
         return HttpResponse(orjson.dumps(kept), media_type=http_call.JSON)

@@ -8,6 +8,8 @@ import pytest
 import requests
 from oip_answers import TEXTS
 
+from fleetbert.deploy.inference.protocol import http_tei
+
 LONG = "a text of more than sixteen characters"
 
 
@@ -75,6 +77,13 @@ def test_a_plain_text(ask):
     assert sum(answer["scores"].values()) == pytest.approx(1)
     assert len(ask("", "pairs", text=TEXTS, text_pair=TEXTS).json()["answers"]) == len(TEXTS)
     assert len(ask("", "vectors", text="good").json()["answers"][0]["embedding"]) == fake_core.WIDTH
+
+
+def test_so_many_tokens_would_hold_others_up(ask, monkeypatch):
+    monkeypatch.setattr(http_tei, "TOKENIZED", 10)
+    assert ask("tokenize", "sst", inputs=["good", "film"]).status_code == 200
+    found = ask("tokenize", "sst", inputs=["good film", "good"])
+    assert found.status_code == 413 and "have 13 characters; 10 are" in found.json()["error"]
 
 
 @pytest.mark.parametrize(
