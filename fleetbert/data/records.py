@@ -113,8 +113,8 @@ class Format(NamedTuple):
             reason = fields.problem(row, self.labelled)
             if reason:
                 raise LineError(reason)
-            label, *rest = (field.decode("utf-8", "surrogateescape") for field in row)
-            return Example("\t".join(rest), None, label or None, number)
+            text = b"\t".join(row[1:]).decode("utf-8", "surrogateescape")
+            return Example(text, None, row[0].decode() or None, number)
         if self.kind == "conll":
             lines = _decode_lines(line)
             text, spans = conll.parse(lines, self.labelled)

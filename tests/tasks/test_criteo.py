@@ -117,6 +117,13 @@ def test_a_bad_line_is_named_or_skipped(tmp_path, bad, reason):
     assert actual.split.skipped == 1
 
 
+def test_categories_are_bytes_of_any_kind(tmp_path):
+    path = tmp_path / "bytes.tsv"
+    row = [b"1", *[b"3"] * 13, b"\xff\xfe", *[b"x"] * 25]
+    path.write_bytes(b"\t".join(row) + b"\n")
+    assert (read(path).ids == fields.parse([row])[1]).all()
+
+
 def test_a_file_without_rows_is_an_error(tmp_path):
     with pytest.raises(UserError, match="holds no example"):
         read(write(tmp_path))
