@@ -10,13 +10,13 @@ import argparse
 import statistics
 import sys
 from pathlib import Path
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Collection, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
-from fleetbert.bench import measure
+from fleetbert.bench import lengths, measure
 from fleetbert.bench.measure import Figures, Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
@@ -36,7 +36,10 @@ Measure the variants of a bundle by turns: texts/s, latency of one text, memory,
 
 Each engine answers the same texts one at a time, in batches of 32 in arrival order padded to the
 longest, and in batches of similar length with at most 2,048 tokens. The times are from token ids to
-logits. The bundle is not changed. `--orders arrival:8,length:8` measures other batches.
+logits. The bundle is not changed. `--orders arrival:8,length:8` measures other batches. `--lengths`
+measures the time of a text by its length and the size of its batch instead:
+
+  fleetbert bench infer --bundle output/sst2/bundle --lengths --report lengths.html
 """
 BATCH_SIZE = 32
 ORDERS = {
@@ -57,12 +60,14 @@ Batches = List[Tuple[List[int], int]]
 
 
 class Texts(NamedTuple):
-    """What all engines answer: `path` is a .npz file with the token ids, for the workers."""
+    """What all engines answer: `path` is a .npz file with the token ids, for the workers. timed:
+    orders of which the times of single batches are told."""
 
     examples: list[Example]
     encodings: Encodings
     plans: dict[str, Batches]
     path: Path
+    timed: Collection[str] = ("single",)
 
     @property
     def tokens(self) -> int:
@@ -108,6 +113,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="variants to measure (default: all that run here)",
     )
+    parser.add_argument(
+        "--lengths",
+        nargs="?",
+        type=lengths.numbers,
+        const=lengths.numbers(lengths.LENGTHS),
+        metavar="N,N",
+        help=f"time by these lengths, in tokens (without a value {lengths.LENGTHS}), instead of "
+        "--orders",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=lengths.numbers,
+        default=lengths.numbers(lengths.SIZES),
+        metavar="N,N",
+        help=f"batch sizes of --lengths (default: {lengths.SIZES})",
+    )
+    parser.add_argument(
+        "--report", type=measure.output, metavar="FILE", help="--lengths: a page with the curves"
+    )
     add_texts(parser)
 
 
@@ -140,9 +164,14 @@ def run(arguments: argparse.Namespace) -> None:
     task = tasks.of(bundle.task)
     task.check_answers(str(arguments.bundle))
     task.check_of_texts(str(arguments.bundle), "fleetbert bench infer")
+    if arguments.report and not arguments.lengths:
+        raise UserError("--report: is for --lengths; give --lengths, or --json for the figures")
+    points = arguments.lengths and lengths.points(
+        arguments.lengths, arguments.sizes, bundle.max_length
+    )
     engines, missing = choose(bundle, arguments.engines), []
     with measure.workplace() as (folder, stack):
-        texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, folder)
+        texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, folder, points)
         workers: dict[str, Worker] = {}
         for engine in engines:
             try:
@@ -155,19 +184,23 @@ def run(arguments: argparse.Namespace) -> None:
                 workers[engine] = stack.enter_context(worker)
         if not workers:
             raise UserError(f"there is no engine to measure: {'; '.join(missing)}")
-        rows = plan_rows(bundle, workers, arguments.orders, arguments.drops)
+        drops = [] if points else arguments.drops
+        rows = plan_rows(bundle, workers, list(texts.plans), drops)
         measured, segments = answer(rows, texts, bundle.labels, arguments.rounds)
-    notes = [
+    known = [
         f"Answered with {arguments.threads} threads of {environment.machine(1)['processor']}: "
         f"{len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens from "
         f"{arguments.data or 'api_docs'}. Tokenizing is not timed.",
-        *(f"{order}: {described(order)}." for order in arguments.orders),
-        *difference_notes(measured, EXACT),
         *([f"Not measured: {'; '.join(missing)}."] if missing else []),
     ]
-    measure.finish(
-        arguments, table_rows(measured), notes, segments, engines=report(measured), missing=missing
-    )
+    orders = [f"{order}: {described(order)}." for order in arguments.orders]
+    notes = [*known, *([] if points else orders), *difference_notes(measured, EXACT)]
+    table = lengths.table_rows(measured, points) if points else table_rows(measured)
+    measure.finish(arguments, table, notes, segments, engines=report(measured), missing=missing)
+    if arguments.report:
+        page = Path(arguments.report)
+        lengths.write_report(page, bundle.root, measured, points, notes, arguments)
+        measure.say(f"report: {page}")
 
 
 def order_names(text: str) -> list[str]:
@@ -194,9 +227,15 @@ def choose(bundle: bundles.Bundle, wanted: Sequence[str] | None) -> list[str]:
 
 
 def tokenize(
-    bundle: bundles.Bundle, data: str | None, most: int, orders: Sequence[str], folder: Path
+    bundle: bundles.Bundle,
+    data: str | None,
+    most: int,
+    orders: Sequence[str],
+    folder: Path,
+    points: Sequence[lengths.Point] | None = None,
 ) -> Texts:
-    """The first `most` texts of the table `data` as token ids, in a file of `folder` too."""
+    """The first `most` texts of the table `data` as token ids, in a file of `folder` too; points:
+    texts of these lengths, of the same tokens."""
     pair = bundle.task.pair
     if data is not None:
         form = tasks.of(bundle.task).labels.table_format(data, labelled=False)
@@ -212,6 +251,10 @@ def tokenize(
         [example.text_b or "" for example in examples] if pair else None,
         bundle.max_length,
     )
+    plans = None
+    if points:
+        encodings, plans = lengths.texts_of(encodings, points)
+        examples = [Example("", None, None, 0)] * len(encodings.ids)
     np.savez(
         folder / "texts.npz",
         ids=np.concatenate(encodings.ids),
@@ -219,7 +262,10 @@ def tokenize(
         first_lengths=encodings.first_lengths,
         pad_id=tokenizer.pad_id,
     )
-    return Texts(examples, encodings, plan(encodings, orders), folder / "texts.npz")
+    path = folder / "texts.npz"
+    if plans is None:
+        return Texts(examples, encodings, plan(encodings, orders), path)
+    return Texts(examples, encodings, plans, path, timed=plans)
 
 
 def plan(encodings: Encodings, orders: Sequence[str] = tuple(ORDERS)) -> dict[str, Batches]:
@@ -317,16 +363,17 @@ def answer(
     measured = {}
     for label, row in rows.items():
         batches = texts.plans[row.order]
+        tokens = sum(int(texts.encodings.lengths[indices].sum()) for indices, _ in batches)
         slots = sum(len(indices) * length for indices, length in batches)
-        single = row.order == "single"
+        timed = row.order in texts.timed
         measured[label] = Measured(
             row.engine,
             row.order,
             measure.summarize(segments, label),
             len(batches),
-            1 - texts.tokens / slots,
-            percentile_ms(times[label], 50) if single else None,
-            percentile_ms(times[label], 99) if single else None,
+            1 - tokens / slots,
+            percentile_ms(times[label], 50) if timed else None,
+            percentile_ms(times[label], 99) if timed else None,
             accuracy(logits[label], texts.examples, labels),
             float(np.abs(logits[label] - first).max()),
         )
@@ -336,7 +383,9 @@ def answer(
 def answer_all(worker: Worker, order: str, texts: Texts, speed: float | None = None) -> Json:
     """A turn: what the worker reports, and how much it answered."""
     reply = worker.ask(plan=order, speed=speed, save=None)
-    return {**reply, "texts": len(texts.examples), "tokens": texts.tokens}
+    answered = [number for indices, _ in texts.plans[order] for number in indices]
+    tokens = int(texts.encodings.lengths[answered].sum())
+    return {**reply, "texts": len(answered), "tokens": tokens}
 
 
 def percentile_ms(rounds: Sequence[Sequence[float]], percentile: int) -> float:

@@ -79,3 +79,30 @@ def test_models_that_differ_are_warned_of():
     assert any("WARNING" in note for note in infer.difference_notes(rows, infer.EXACT))
     assert not any("WARNING" in note for note in infer.difference_notes(rows, ["float32"]))
     assert infer.difference_notes(rows, ["none"]) == []
+
+
+def test_time_by_length_and_batch(tiny_bundle, texts, tmp_path, measured, bench, monkeypatch):
+    monkeypatch.setattr(measure, "PAUSE", 0.0)
+    page = tmp_path / "lengths.html"
+    words = ["infer", "--bundle", tiny_bundle, "--data", texts, "--rounds", 1, "--threads", 1]
+    words += ["--engines", "float32", "--sizes", "1,8", "--report", page]
+    report, out = measured(*words, "--lengths", "3,8,16")
+    found = [(row["order"], row["texts"], row["tokens"]) for row in report["engines"].values()]
+    assert found == [
+        (f"{length} tokens, batches of {size}", 8 * size, 8 * size * length)
+        for size in (1, 8)
+        for length in (3, 8, 16)
+    ]
+    assert all(row["padding"] == 0 and row["p50_ms"] > 0 for row in report["engines"].values())
+    lines = [line.split("  ") for line in out.splitlines() if "batches of" in line]
+    assert [line[0] for line in lines] == ["float32, batches of 1", "float32, batches of 8"]
+    html = page.read_text()
+    assert html.count("<svg") == 1
+    assert "tokens of a text" in html and "float32, batches of 8" in html
+    for wrong, sentence in (
+        (["--lengths", "1000"], "--lengths: the bundle answers texts of 3 to"),
+        (["--lengths", "a"], "a is no list of whole numbers from 1 on"),
+        ([], "--report: is for --lengths"),
+    ):
+        code, _, err = bench(*words, *wrong)
+        assert code == 2 and sentence in err
