@@ -6,7 +6,9 @@ Names come from listing the folder, never from a request.
 from __future__ import annotations
 
 import logging
+import math
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Mapping, Tuple
@@ -18,6 +20,8 @@ from fleetbert.deploy.inference.settings import VERSION_NAME
 log = logging.getLogger(__name__)
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+INCOMPLETE_SECONDS = 30.0  # a folder that is copied has mostly changed by then
 
 # Of each file: inode, size, times of change of its content and of anything about it.
 Signature = Tuple[Tuple[int, int, int, int], ...]
@@ -40,13 +44,14 @@ Found = Dict[str, Dict[int, VersionFolder]]  # by model and version
 
 class Index:
     """The models and versions below `root`, as they were when it was looked at last. What is wrong
-    with a folder is logged once."""
+    with a folder is logged once, and what is not whole after INCOMPLETE_SECONDS."""
 
     def __init__(self, root: Path):
         self._root = root
         self._known: dict[Path, VersionFolder] = {}
         self._told: set[Path] = set()  # folders with wrong names
         self._failing: set[Path] = set()  # folders that cannot be read
+        self._broken: dict[tuple[Path, str], float] = {}  # since when, and why, not whole
 
     def may_heal(self) -> bool:
         """Whether a further look may find what the machine refused."""
@@ -80,7 +85,17 @@ class Index:
             if versions:
                 index[folder.name] = versions
         self._known = {v.path: v for versions in index.values() for v in versions.values()}
+        self._tell_broken()
         return index
+
+    def _tell_broken(self) -> None:
+        now = time.monotonic()
+        broken = ((v.path, v.reason) for v in self._known.values() if v.bundle is None)
+        self._broken = {key: self._broken.get(key, now) for key in broken}
+        for (path, reason), since in self._broken.items():
+            if since <= now - INCOMPLETE_SECONDS:
+                log.warning("%s is not served: %s", path, reason)
+                self._broken[path, reason] = math.inf
 
     def _tell(self, folder: Path, level: int, words: str, error: OSError) -> None:
         if folder not in self._failing:

@@ -411,7 +411,8 @@ def test_several_versions_answer_by_number_and_alias(bundle, other_bundle, model
     assert core.ask(model=MODEL, texts=TEXTS).version == "10"
 
 
-def test_a_version_that_is_still_being_copied_waits(bundle, models, start):
+def test_a_version_that_is_still_being_copied_waits(bundle, models, start, monkeypatch, caplog):
+    """And is told once where it is not whole for long."""
     core = start(wait=False)
     time.sleep(SEVERAL_LOOKS)
     assert not core.do(core.repository.ready)
@@ -419,6 +420,11 @@ def test_a_version_that_is_still_being_copied_waits(bundle, models, start):
     folder.mkdir(parents=True)
     shutil.copy(bundle / "manifest.json", folder)  # the worst order
     wait_for(lambda: "missing" in reason(core, "1"), "a first look")
+    assert "is not served" not in caplog.text
+    monkeypatch.setattr(index, "INCOMPLETE_SECONDS", 0.0)
+    wait_for(lambda: f"{folder} is not served: " in caplog.text, "a warning")
+    time.sleep(SEVERAL_LOOKS)
+    assert caplog.text.count("is not served") == 1
     before = refused()
     shutil.copytree(bundle, folder, dirs_exist_ok=True)
     wait_until_ready(core, "1")
