@@ -6,13 +6,19 @@ they are told by the order in which they are used, which is the order of the lay
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
+from paddle import nn
+
 from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
+from fleetbert.models import task_heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.models.sources import Source
 
@@ -27,6 +33,7 @@ LAYER_NORM = ("norm1", "norm2")
 HEADS = ((), ("classifier",), ("bert.pooler.dense", "classifier"))
 # Of Linears with an activation after them.
 ACTIVATED = ("bert.encoder.layers.0.linear1.bias", "bert.pooler.dense.bias")
+DROPOUT = 0.1  # of a network whose program does not say it
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 
 
@@ -77,12 +84,30 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     return Source(str(bundle.root), shape, bundle.tokenizer, tensors, head_labels=labels)
 
 
+def network_of(source: Source, bundle: bundles.Bundle) -> nn.Layer:
+    """The network of a bundle's weights, or of what was made of them, in evaluation mode."""
+    tokenizer = tokenizers.open(source.tokenizer)
+    outputs = tasks.of(bundle.task).outputs(bundle.labels)
+    shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
+    network = task_heads.build(bundle.task.name, replace(shape, initializer_range=0.0))
+    weights.load(network, source, bundle.labels)
+    network.eval()
+    return network
+
+
+def save_folder(bundle: bundles.Bundle, folder: Path) -> None:
+    """Write a bundle's float32 as a run's `model` folder, which teaches and is trained further."""
+    source, task = open_bundle(bundle, DROPOUT), tasks.of(bundle.task)
+    fields = task.head_fields()
+    weights.save_folder(network_of(source, bundle), source, folder, bundle.labels, fields)
+
+
 def names(program: ProgramDesc, where: str) -> Names:
     """What each parameter of a float32 program is called in the network."""
     ops = program.blocks[0].ops
     stored = set(programs.parameter_names(program))
     used: tuple[list[str], ...] = ([], [], [], [], [])
-    tables, weights, biases, scales, shifts = used
+    tables, matrices, biases, scales, shifts = used
     for op in ops:
         slots = {slot.parameter: slot.arguments[0] for slot in op.inputs if slot.arguments}
         if op.type == "lookup_table_v2":
@@ -91,12 +116,12 @@ def names(program: ProgramDesc, where: str) -> Names:
             scales.append(slots["Scale"])
             shifts.append(slots["Bias"])
         elif op.type == "matmul_v2" and slots["Y"] in stored:
-            weights.append(slots["Y"])
+            matrices.append(slots["Y"])
         elif op.type == "elementwise_add" and slots["Y"] in stored:
             biases.append(slots["Y"])
     layers = [f"bert.encoder.layers.{n}" for n in range(len(scales) // len(LAYER_NORM))]
     linear = [f"{layer}.{name}" for layer in layers for name in LAYER_LINEAR]
-    linear += HEADS[min(max(len(weights) - len(linear), 0), len(HEADS) - 1)]
+    linear += HEADS[min(max(len(matrices) - len(linear), 0), len(HEADS) - 1)]
     norm = ["bert.embeddings.layer_norm"]
     norm += [f"{layer}.{name}" for layer in layers for name in LAYER_NORM]
     expected = [[f"bert.embeddings.{name}.weight" for name in EMBEDDINGS]]
@@ -114,7 +139,7 @@ def names(program: ProgramDesc, where: str) -> Names:
             f"{where} is not the program of a BERT as training exports it, so it cannot be trained "
             "further; choose method: static or dynamic"
         )
-    linear_names = {name: parameters[name] for name in weights}
+    linear_names = {name: parameters[name] for name in matrices}
     return Names(parameters, linear_names, activation, pooler_act or "tanh")
 
 

@@ -23,7 +23,6 @@ from fleetbert.core import files
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import ragged
 from fleetbert.data.read import USUAL
-from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import alike, answer, engine, evaluate, golden
 from fleetbert.tasks.evaluator import largest_difference
 
@@ -160,10 +159,10 @@ class Gate(Sample):
             drop=self.drop(logits),
         )
 
-    def with_tokenizer(self, tokenizer: Tokenizer) -> Sample:
-        """The same texts as another tokenizer reads them."""
+    def sample_of(self, model: answer.Model) -> Sample:
+        """The same texts as another model reads them."""
         known = evaluate.read_known(self.model, self.data, columns=self.columns)
-        return Sample(self.model._replace(tokenizer=tokenizer), self.data, known)
+        return Sample(model, self.data, known)
 
     def measure(
         self, variant: bundles.Variant, folder: Path, sample: Sample | None = None

@@ -7,7 +7,6 @@ bundle, from which every other method, engine and board starts as from any other
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 from fleetbert import bundle as bundles
@@ -19,7 +18,7 @@ from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import trimming
 from fleetbert.export.program import export_bundle
-from fleetbert.models import sources, task_heads, weights
+from fleetbert.models import sources
 from fleetbert.tasks import unlabelled
 
 log = logging.getLogger(__name__)
@@ -39,11 +38,7 @@ def prepare(work: Work) -> Result:
     texts = unlabelled.single_texts(str(job.vocabulary.data), task, job.data)
     whole = from_program.open_bundle(bundle, 0.0)
     source = sources.trimmed(whole, texts, job.vocabulary.keep)
-    tokenizer, outputs = tokenizers.open(source.tokenizer), task.outputs(bundle.labels)
-    shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
-    network = task_heads.build(bundle.task.name, replace(shape, initializer_range=0.0))
-    weights.load(network, source, bundle.labels)
-    network.eval()
+    tokenizer, network = tokenizers.open(source.tokenizer), from_program.network_of(source, bundle)
     unseen = unlabelled.single_texts(gate.data, task, job.data)
     share = trimming.changed_share(gate.model.tokenizer, tokenizer, unseen)
     log.info(f"{gate.data}: {share:.2%} of the tokens fall back to smaller ones")
@@ -51,7 +46,7 @@ def prepare(work: Work) -> Result:
 
     def measure(variant: bundles.Variant, folder: Path) -> bundles.Variant:
         nonlocal page
-        sample = gate.with_tokenizer(tokenizer)
+        sample = gate.sample_of(gate.model._replace(tokenizer=tokenizer))
         named = variant.model_copy(update={"name": NAME})
         measured = gate.measure(named, folder, sample)
         hint = "more texts in vocabulary.data keep more tokens"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fleetbert.config.help import yaml_text, yaml_word
     from fleetbert.config.keys import flat, on_resume
     from fleetbert.config.loading import distills_itself, from_keys, load_as
+    from fleetbert.config.search import Budget, Compress
     from fleetbert.config.section import Section, key
     from fleetbert.config.training import (
         Callbacks,
@@ -49,6 +50,7 @@ _NAMES = {
     "help": "yaml_text yaml_word",
     "keys": "flat on_resume",
     "loading": "distills_itself from_keys load_as",
+    "search": "Budget Compress",
     "section": "Section key",
     "training": "Callbacks Config Data Loss Model Optimizer Precision Strategy Task Trainer",
 }

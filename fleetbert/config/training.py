@@ -57,7 +57,7 @@ class Data(Columns):
         None,
         "training table: .tsv, .csv or .jsonl (mlm: any text file; spans: also tagged columns, "
         "CoNLL)",
-        common_for=("train", "distill", "quantize"),
+        common_for=("train", "distill", "quantize", "compress"),
     )
     dev: Optional[str] = key(
         None,
