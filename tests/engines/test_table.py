@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -17,6 +18,7 @@ import fleetbert
 from fleetbert.core.errors import UserError
 from fleetbert.data import fields
 from fleetbert.engines import answer
+from fleetbert.training.strategies.parameter_server import answering
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def bundle(tmp_path_factory):
     return tiny_rows.make_bundle(tmp_path_factory.mktemp("rows") / "bundle")
 
 
-def by_paddle(bundle, lines) -> np.ndarray:
+def by_paddle(bundle, lines, has_table=True) -> np.ndarray:
     """Probabilities by Paddle Inference and NumPy alone, as docs/wide_deep.md shows it."""
     import paddle.inference as inference
 
@@ -34,7 +36,7 @@ def by_paddle(bundle, lines) -> np.ndarray:
     ids, table = np.load(folder / "ids.npy"), np.load(folder / "rows.npy")
     numbers, asked = fields.parse([fields.split(line.encode(), False) for line in lines])
     rows = np.zeros((*asked.shape, table.shape[1]), np.float32)
-    known = np.isin(asked, ids)
+    known = np.isin(asked, ids) & has_table
     rows[known] = table[np.searchsorted(ids, asked[known])]
     for name, array in {"numbers": fields.features(numbers), "rows": rows}.items():
         predictor.get_input_handle(name).copy_from_cpu(array)
@@ -99,6 +101,21 @@ def test_commands_ask_it(bundle, tmp_path, capsys):
     table.write_text("text_a\tlabel\ngood\t1\n")
     with pytest.raises(UserError, match=r"rows\.tsv:1: has 2 columns, not 40"):
         fleetbert.load(bundle).evaluate(table)
+
+
+def test_predict_asks_the_servers_and_not_its_files(bundle, tmp_path, capsys, monkeypatch):
+    @contextlib.contextmanager
+    def asking(*_):
+        yield lambda ids: np.zeros((len(ids), 1 + tiny_rows.SIZE), np.float32)
+
+    monkeypatch.setattr(answering, "asking", asking)
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:1")
+    lines = tiny_rows.lines(5)
+    (tmp_path / "rows.txt").write_text("\n".join(lines))
+    assert call("predict", "--bundle", bundle, "--input", tmp_path / "rows.txt") == 0
+    found = [json.loads(line)["probability"] for line in capsys.readouterr().out.splitlines()]
+    expected = by_paddle(bundle, lines, has_table=False)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow

@@ -72,6 +72,13 @@ class Fields(Tokenizer):
             raise
         return Encodings(list(words), np.full(len(words), fields.WORDS, np.int32), 0)
 
+    def encode_with_offsets(
+        self,
+        texts: list[str],  # noqa: ARG002
+        max_length: int,  # noqa: ARG002
+    ) -> tuple[Encodings, list[np.ndarray]]:
+        raise UserError("the model answers rows of fields, which have no tokens")
+
     @classmethod
     def save(cls, spec: Spec, folder: Path) -> None:
         shutil.copyfile(spec.files[FILE], folder / FILE)

@@ -64,6 +64,9 @@ def test_answers_are_those_of_the_bundle(server, models):
         ("dense", [-1, 13]),
         ("sparse", [-1, 26]),
     ]
+    reply = requests.post(f"{server.http}/models/clicks", json={"text": rows}, timeout=DEADLINE)
+    plain = [answer["probability"] for answer in reply.json()["answers"]]
+    np.testing.assert_allclose(plain, expected, rtol=0, atol=1e-6)
     dense, sparse = tensors(rows)
     found = post(server, dense, sparse)["outputs"][0]["data"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

@@ -305,7 +305,7 @@ function headline(output) {
   if (output.embedding) return `similarity ${similarity(output.embedding).toFixed(4)}`;
   if (output.label) return output.label[0];
   if (output.labels) return JSON.parse(output.labels[0]).join(", ") || "no label";
-  return output.values[0].toPrecision(5);
+  return (output.probability || output.values)[0].toPrecision(5);
 }
 
 // The cosine of two vectors of length 1, which stand one after the other.
@@ -322,7 +322,8 @@ function showAnswer(found, milliseconds, text) {
   $("label").textContent = headline(output);
   const layer = output.exit_layer ? `left after layer ${output.exit_layer[0]}` : "";
   const of = version && layer ? ` of ${version.layers}` : "";
-  $("how").textContent = `${layer}${of} · ${say(milliseconds, " ms")} to here and back`;
+  const time = `${say(milliseconds, " ms")} to here and back`;
+  $("how").textContent = layer ? `${layer}${of} · ${time}` : time;
   $("spans").hidden = !output.spans;
   $("spans").replaceChildren(...(output.spans ? tagged(text, JSON.parse(output.spans[0])) : []));
   const rows = (output.scores || [])
