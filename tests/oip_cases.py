@@ -84,7 +84,7 @@ _WRONG_IDS = {
     "ids of rank 1": ({"shape": [6]}, "shape of input 'input_ids'"),
     "ids of no length": ({"shape": [2, 0], "data": []}, "shape of input"),
     "ids longer than the model": ({"shape": [1, 17], "data": [1] * 17}, "at most 16"),
-    "datatype of ids": ({"datatype": "FP32"}, "datatype of input 'input_ids'"),
+    "datatype of ids": ({"datatype": "FP64"}, "datatype of input 'input_ids'"),
     "datatype is a list": ({"datatype": []}, "datatype of input 'input_ids'"),
     "ids too short": ({"data": [1, 2, 3]}, "data of input 'input_ids'"),
     "ids too few rows": ({"data": [[1, 2, 3]]}, "data of input 'input_ids'"),

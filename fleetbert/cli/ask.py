@@ -7,7 +7,6 @@ import io
 
 from fleetbert.cli.bundle_options import add_model, load, open_input
 from fleetbert.core.errors import UserError
-from fleetbert.data.read import USUAL
 
 DESCRIPTION = """\
 Print the answers to a few texts: labels with probabilities, values, or named entities.
@@ -23,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    from fleetbert.data.read import USUAL
     from fleetbert.engines import answer
 
     # What the system's encoding does not know came in as surrogates: these are its bytes again.

@@ -11,8 +11,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Iterator
 
-from fleetbert import bundle as bundles
-from fleetbert import tasks
 from fleetbert.cli.bundle_options import (
     add_columns,
     add_model,
@@ -67,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    from fleetbert import bundle as bundles
+    from fleetbert import tasks
     from fleetbert.engines import answer
     from fleetbert.engines.table import TableEngine
 
