@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import early_exit, exit_heads, exits
 from fleetbert.export import lite_unigram
@@ -70,13 +71,15 @@ def write_bundle(
 
 
 # Of variants with early exit.
-ENDS, WIDTH, SPEED = [1, 2, 4], 8, 0.8
+ENDS, WIDTH, SPEED, SPREAD = [1, 2, 4], 8, 0.8, 1.0
 
 
-def make_heads(kind: str) -> dict[int, dict[str, np.ndarray]]:
+def make_heads(kind: str, outputs: int = len(LABELS)) -> dict[int, dict[str, np.ndarray]]:
     """Random heads of a kind, certain of some texts and not of others."""
     random = np.random.default_rng(122)
-    sizes = {"inner": (2 * WIDTH, 6), "out": (6, len(LABELS))}
+    sizes = {"inner": (WIDTH if kind == "tokens" else 2 * WIDTH, 6), "out": (6, outputs)}
+    if kind == "vector":
+        sizes = {"out": (2 * WIDTH, outputs)}
     if kind == "fastbert":
         names = ("key", "value", "query", "mix")
         sizes = {"narrow": (WIDTH, 6), **dict.fromkeys(names, (6, 6)), **sizes, "inner": (6, 6)}
@@ -93,12 +96,16 @@ def make_heads(kind: str) -> dict[int, dict[str, np.ndarray]]:
 def add_early_exit(path: Path, target: str, kind: str = "pooled", change=None) -> str:
     """Add a variant with early exit; its name. change(folder) may spoil its files."""
     name = f"lite-{target}-int8-early-exit"
+    bundle = bundles.read(path)
+    task = tasks.of(bundle.task)
+    kind = task.answer.exit_head(kind)
+    settings = exits.Settings(ENDS, kind, SPEED, 0, task.answer.doubt, SPREAD)
 
     def fill(folder: Path) -> bundles.Variant:
         for end in ENDS:
             (folder / exits.program_name(end, "nb")).write_bytes(MODEL)
-        exit_heads.save(folder, make_heads(kind))
-        exits.save_settings(folder, exits.Settings(ENDS, kind, SPEED, 0))
+        exit_heads.save(folder, make_heads(kind, task.outputs(bundle.labels)))
+        exits.save_settings(folder, settings)
         if change is not None:
             change(folder)
         return bundles.LiteEarlyExitVariant(
@@ -115,8 +122,9 @@ def add_early_exit(path: Path, target: str, kind: str = "pooled", change=None) -
     return name
 
 
-def open_early_exit(folder: Path) -> early_exit.EarlyExitEngine:
+def open_early_exit(folder: Path, outputs: int = len(LABELS)) -> early_exit.EarlyExitEngine:
     """Such a variant with the groups of layers that engine.cc's fake has."""
+    settings = exits.load_settings(folder)
 
     def first(ids, types):
         ids, steps = ids + 1000 * types, np.arange(1, WIDTH + 1)
@@ -127,10 +135,11 @@ def open_early_exit(folder: Path) -> early_exit.EarlyExitEngine:
 
     def last(state, ids):
         weights = (np.arange(1, ids.shape[1] + 1) / 16 * (ids != 0)).astype(np.float32)
-        return (state * weights[..., None]).sum(1)[:, np.arange(len(LABELS)) % WIDTH]
+        each = (state * weights[..., None])[..., np.arange(outputs) % WIDTH]
+        return each if settings.head == "tokens" else each.sum(1)
 
     groups = [early_exit.of_rows(run, pad_id=0) for run in (first, inner, last)]
-    return early_exit.EarlyExitEngine(exits.load_settings(folder), [groups], folder)
+    return early_exit.EarlyExitEngine(settings, [groups], folder)
 
 
 def fake_logits(ids, types=None, labels: int = len(LABELS), pad_id: int = 0) -> np.ndarray:

@@ -96,18 +96,23 @@ def add_early_exit(path: Path, pad_id: int = 0, source: str = "float32") -> None
     import numpy as np
 
     from fleetbert import bundle as bundles
+    from fleetbert import tasks
     from fleetbert.compress import early_exit
     from fleetbert.engines.exits import Settings
 
-    opened = early_exit.open_source(bundles.read(path), source)
+    bundle = bundles.read(path)
+    task = tasks.of(bundle.task)
+    head, outputs = task.answer.exit_head("pooled"), task.outputs(bundle.labels)
+    sizes = {"inner": (64 if head == "tokens" else 2 * 64, 6), "out": (6, outputs)}
+    if head == "vector":
+        sizes = {"out": (2 * 64, outputs)}
+    opened = early_exit.open_source(bundle, source)
     random = np.random.default_rng(0)
-    tensors = {
-        "inner.weight": random.normal(size=(2 * 64, 6)).astype(np.float32),
-        "inner.bias": np.zeros(6, np.float32),
-        "out.weight": random.normal(size=(6, len(LABELS))).astype(np.float32),
-        "out.bias": np.zeros(len(LABELS), np.float32),
-    }
-    settings = Settings([1, 2], "pooled", EARLY_SPEED, pad_id)
+    tensors = {}
+    for name, size in sizes.items():
+        tensors[f"{name}.weight"] = random.normal(size=size).astype(np.float32)
+        tensors[f"{name}.bias"] = np.zeros(size[1], np.float32)
+    settings = Settings([1, 2], head, EARLY_SPEED, pad_id, task.answer.doubt)
     bundles.add_variant(
         path,
         f"early-exit-{source.partition('-')[0]}",

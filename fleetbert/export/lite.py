@@ -68,7 +68,7 @@ def export_lite(
     _check_choice(target, precision, early_exit, measure)
     bundle = bundles.read(path)
     tasks.get(bundle.task.name).check_of_texts(str(path), "fleetbert export")
-    _check_task(bundle, early_exit)
+    _check_task(bundle)
     tokenizer = _compiled(bundle)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
@@ -163,7 +163,7 @@ _MADE_WITH = {
 }
 
 
-def _check_task(bundle: bundles.Bundle, early_exit: bool) -> None:
+def _check_task(bundle: bundles.Bundle) -> None:
     task = tasks.get(bundle.task.name)
     if not task.shape.answers:
         raise UserError(
@@ -174,8 +174,6 @@ def _check_task(bundle: bundles.Bundle, early_exit: bool) -> None:
         raise UserError(
             f"{bundle.root} answers the task {task.name}, which the programs for boards do not know"
         )
-    if early_exit:
-        task.check_picks_label(str(bundle.root), "on boards texts leave early by one label's doubt")
 
 
 def _source(bundle: bundles.Bundle, name: str) -> Path:

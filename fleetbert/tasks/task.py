@@ -82,15 +82,6 @@ class Task:
         unnamed = {} if self.shape.least_labels else {"id2label": {"0": "LABEL_0"}}
         return {"problem_type": self.shape.problem_type, **unnamed}
 
-    def check_picks_label(self, where: str, because: str) -> None:
-        """UserError unless the answer is the likeliest of labels, which a method, at `where` for
-        the user, needs for the reason `because`."""
-        if self.shape.answers and not self.shape.picks_label:
-            raise UserError(
-                f"{where} answers the task {self.name}, and {because}; docs/tasks.md "
-                "lists what takes every task"
-            )
-
     def check_of_texts(self, where: str, command: str) -> None:
         """UserError if a bundle of it, at `where`, has no encoder, which `command` needs."""
         if not self.shape.of_texts:

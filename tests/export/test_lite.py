@@ -242,8 +242,11 @@ def test_answers_that_are_no_label_are_those_of_paddle(task, pooling, tiny_vocab
     found = fleetbert.load(path, "lite-x86-float32")(texts, seconds)
     same_answers.check(found, expected, 1e-4)
     assert bundles.read(path).variant("lite-x86-int8").max_difference_to_paddle < 0.03
-    with pytest.raises(UserError, match=f"answers the task {task}, and on boards texts leave"):
-        lite.export_lite(path, "x86", "float32", early_exit=True)
+    add_early_exit(path)
+    lite.export_lite(path, "x86", "float32", early_exit=True)
+    for speed, source in ((0.0, "float32"), (None, "early-exit-float32")):
+        early = fleetbert.load(path, "lite-x86-float32-early-exit")(texts, seconds, speed=speed)
+        same_answers.check(early, fleetbert.load(path, source)(texts, seconds), 1e-4)
 
 
 @pytest.mark.parametrize(

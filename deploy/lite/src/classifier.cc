@@ -36,11 +36,6 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
   model.per_token = bundle.kind == Kind::kSpans;
   model.pad_id = tokenizer->pad_id();
   Exits exits;
-  if (variant.early_exit && bundle.kind != Kind::kLabel) {
-    throw UserError("variant " + variant.name + " has early exit, which is for one label here, and the "
-                    "task of bundle " + bundle.root.string() + " is " + bundle.task +
-                    ": name another variant");
-  }
   if (model.per_token && !bundle.is_wordpiece) {
     throw UserError("bundle " + bundle.root.string() + " answers with spans, whose words are found "
                     "with WordPiece only here: serve it with fleetbert serve");

@@ -77,12 +77,12 @@ class Fake : public Engine {
   }
 
   std::vector<float> last(const Batch& batch, const std::vector<float>& state) const {
-    std::vector<float> logits(batch.texts * labels_);
+    std::vector<float> logits((per_token_ ? batch.input_ids.size() : batch.texts) * labels_);
     for (size_t token = 0; token < batch.input_ids.size(); ++token) {
       if (batch.input_ids[token] == pad_id_) continue;  // padding
       const auto row = token / batch.length, column = token % batch.length;
       for (size_t label = 0; label < labels_; ++label) {
-        logits[row * labels_ + label] +=
+        logits[(per_token_ ? token : row) * labels_ + label] +=
             state[token * width_ + label % width_] * static_cast<float>(column + 1) / 16;
       }
     }

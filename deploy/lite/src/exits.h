@@ -13,7 +13,9 @@ namespace fleetbert {
 
 struct Exits {
   std::vector<size_t> ends = {0};  // the last layer of each group
-  double speed = 0;  // texts leave whose uncertainty is under it
+  double speed = 0;  // texts leave whose doubt is under it
+  std::string doubt = "entropy";  // how it is told: a name of DOUBTS in fleetbert/engines/exits.py
+  double spread = 1;  // of numbers and vectors, which tell it by their change
   int64_t pad_id = 0;
   std::vector<Head> heads;  // after each group but the last
 };
@@ -37,8 +39,5 @@ std::vector<Answer> answer_batch(Engine& engine, const Exits& exits, Batch batch
 
 // Probabilities of logits.
 std::vector<float> softmax(const std::vector<float>& logits);
-
-// Entropy of an answer over the largest possible one: 0 to 1.
-double uncertainty(const std::vector<float>& logits);
 
 }  // namespace fleetbert

@@ -45,16 +45,39 @@ std::vector<float> apply_tanh(const Linear& layer, const float* x) {
   return result;
 }
 
-// [CLS] and the mean over a text's tokens, side by side, through two layers.
-std::vector<float> pooled(const Head& head, const float* hidden, const std::vector<size_t>& real) {
+// [CLS] and the mean over a text's tokens, side by side.
+std::vector<float> pool(const Head& head, const float* hidden, const std::vector<size_t>& real) {
   std::vector<float> read(hidden, hidden + head.width);
   for (size_t i = 0; i < head.width; ++i) {
     float sum = 0;
     for (const auto token : real) sum += hidden[token * head.width + i];
     read.push_back(sum / static_cast<float>(real.size()));
   }
-  const auto inner = apply_tanh(head.layers.at("inner"), read.data());
+  return read;
+}
+
+std::vector<float> two_layers(const Head& head, const float* x) {
+  const auto inner = apply_tanh(head.layers.at("inner"), x);
   return apply(head.layers.at("out"), inner.data());
+}
+
+// Each token through two layers.
+std::vector<float> tokens(const Head& head, const float* hidden, const std::vector<size_t>& real) {
+  std::vector<float> logits;
+  for (const auto token : real) {
+    const auto own = two_layers(head, hidden + token * head.width);
+    logits.insert(logits.end(), own.begin(), own.end());
+  }
+  return logits;
+}
+
+// One layer, and the vector that it gives with length 1.
+std::vector<float> vector(const Head& head, const std::vector<float>& read) {
+  auto found = apply(head.layers.at("out"), read.data());
+  float squares = 0;
+  for (const auto value : found) squares += value * value;
+  for (auto& value : found) value /= std::max(std::sqrt(squares), 1e-12f);
+  return found;
 }
 
 // FastBERT's student classifier: narrow, attend, classify [CLS].
@@ -116,6 +139,8 @@ using Wiring = std::vector<std::pair<std::string, std::string>>;
 const Wiring& wiring(const std::string& kind, const std::filesystem::path& path) {
   static const std::map<std::string, Wiring> kinds = {
       {"pooled", {{"inner", ""}, {"out", "inner"}}},
+      {"tokens", {{"inner", ""}, {"out", "inner"}}},
+      {"vector", {{"out", ""}}},
       {"fastbert",
        {{"narrow", ""},
         {"key", "narrow"},
@@ -138,6 +163,7 @@ const Wiring& wiring(const std::string& kind, const std::filesystem::path& path)
 std::vector<Head> read_heads(const std::filesystem::path& path, const std::string& kind,
                              const std::vector<size_t>& ends, size_t labels) {
   const auto& layers = wiring(kind, path);
+  const bool reads_pool = kind == "pooled" || kind == "vector";
   const auto tensors = read_tensors(path);
   std::vector<Head> heads;
   for (size_t number = 0; number + 1 < ends.size(); ++number) {
@@ -147,8 +173,8 @@ std::vector<Head> read_heads(const std::filesystem::path& path, const std::strin
     for (const auto& [name, source] : layers) {
       auto layer = take_linear(tensors, std::to_string(ends[number]) + "." + name, path);
       if (source.empty()) {
-        head.width = kind == "pooled" ? layer.in / 2 : layer.in;
-        fits &= kind != "pooled" || layer.in == 2 * head.width;
+        head.width = reads_pool ? layer.in / 2 : layer.in;
+        fits &= !reads_pool || layer.in == 2 * head.width;
       } else {
         fits &= layer.in == head.layers.at(source).out;
       }
@@ -176,7 +202,10 @@ std::vector<float> head_logits(const Head& head, const float* hidden, const int6
   for (size_t token = 0; token < length; ++token) {
     if (ids[token] != pad_id) real.push_back(token);
   }
-  return head.kind == "pooled" ? pooled(head, hidden, real) : fastbert(head, hidden, real);
+  if (head.kind == "fastbert") return fastbert(head, hidden, real);
+  if (head.kind == "tokens") return tokens(head, hidden, real);
+  const auto read = pool(head, hidden, real);
+  return head.kind == "vector" ? vector(head, read) : two_layers(head, read.data());
 }
 
 }  // namespace fleetbert

@@ -18,7 +18,7 @@ struct Linear {
 
 // One classifier: its layers by their names in heads.safetensors.
 struct Head {
-  std::string kind;  // pooled or fastbert
+  std::string kind;  // a name of KINDS in exit_heads.py
   size_t width = 0;  // of the hidden states it reads
   std::map<std::string, Linear> layers;
 };
@@ -27,7 +27,8 @@ struct Head {
 std::vector<Head> read_heads(const std::filesystem::path& path, const std::string& kind,
                              const std::vector<size_t>& ends, size_t labels);
 
-// Logits of one text: hidden states [length, width], and its token ids.
+// What a head answers one text: logits, of tokens [tokens, labels], or a vector. hidden: its states
+// [length, width]; ids: of its tokens.
 std::vector<float> head_logits(const Head& head, const float* hidden, const int64_t* ids,
                                size_t length, int64_t pad_id);
 

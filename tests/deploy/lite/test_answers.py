@@ -8,7 +8,7 @@ import unicodedata
 import numpy as np
 import pytest
 import requests
-from boards import add_early_exit, fake_logits, fake_tokens
+from boards import WORDS, add_early_exit, fake_logits, fake_tokens, open_early_exit
 from lite_build import answers_of, refused
 from lite_serving import post, serving
 from lite_tokens import random_texts, write_vocabulary
@@ -17,6 +17,7 @@ from same_answers import nearly
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
+from fleetbert.data import ragged
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 
 TAGS = ["O", "B-loc", "I-loc", "B-人", "I-人"]
@@ -128,12 +129,35 @@ def test_the_bundle_says_the_shape_and_older_ones_the_task(predict, make, name):
     refused(predict(bundle, text=text), "of_others, which has no answers to give here")
 
 
-def test_what_boards_do_not_tell_is_refused(predict, here, make):
+@pytest.mark.parametrize("name", TOLD)
+def test_texts_leave_early_by_the_doubt_of_their_task(predict, here, make, name):
+    bundle = make(task=name, **TOLD[name])
+    variant = add_early_exit(bundle, here)
+    random = np.random.default_rng(3)
+    texts = [" ".join(random.choice(WORDS, random.integers(1, 12))) for _ in range(200)]
+    read = bundles.read(bundle)
+    task, labels = tasks.of(read.task), read.task.answered_labels
+    pairs = texts[::-1] if task.shape.pair else None
+    tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
+    encoded = task.answer.encode(tokenizer, texts, pairs, 16)
+    opened = open_early_exit(read.folder(variant), task.outputs(labels))
+    lines = "\n".join(map("\t".join, zip(texts, pairs)) if pairs else texts)
+    left: set[int] = set()
+    for speed in (0.8, 0.97):
+        outputs, layers = task.room(len(texts), labels), np.zeros(len(texts), np.int64)
+        for part in opened.run_all(ragged.of(encoded), speed, 4096):
+            outputs[part.numbers], layers[part.numbers] = part.outputs, part.layer
+        outputs = task.answer.of_texts(outputs, encoded.words, texts)
+        wanted = [one.as_json() for one in task.answer.to_answers(labels, outputs, layers)]
+        done = predict(bundle, "--variant", variant, "--speed", speed, text=lines)
+        nearly(answers_of(done), wanted, 2e-5)
+        left.update(layers.tolist())
+    assert len(left) > 1
+
+
+def test_what_boards_do_not_tell_is_refused(predict, make):
     task = "multi_label_classification"
     bundle = make(task=task, **TOLD[task])
-    name = add_early_exit(bundle, here)
-    done = predict(bundle, "--variant", name, text="word1")
-    refused(done, "early exit, which is for one label here")
     path = bundle / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     for field, value, named in (
