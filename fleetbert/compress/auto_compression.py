@@ -1,6 +1,7 @@
 """PaddleSlim's AutoCompression over the bundle's float32 program: `method: paddleslim`.
 
-The job names a YAML file of AutoCompression, which PaddleSlim gets unchanged, or one of `RECIPES`.
+The job names a YAML file of AutoCompression, which PaddleSlim gets unchanged, or one of `RECIPES`;
+or DYGRAPH, PaddleSlim's QAT of the network, which is no part of AutoCompression.
 PaddleSlim runs in a process of its own (`auto_compression_process`), as importing it takes seconds
 and it changes the program's folder. The program that it saves becomes an int8 variant where it has
 quantizers, else a float32 one, which other methods may take as their source.
@@ -82,10 +83,22 @@ RECIPES: Mapping[str, Settings] = {
 }
 
 
+# The strategy of `paddleslim.QAT`, and what stands for a section of its settings.
+DYGRAPH, QAT = "dygraph_qat", "QAT"
+OF_NETWORK: Settings = {
+    QAT: {
+        "quantizable_layer_type": ["Linear"],
+        "weight_quantize_type": "channel_wise_abs_max",
+        "activation_quantize_type": "moving_average_abs_max",
+        "onnx_format": True,
+    }
+}
+
+
 def read(job: config.PaddleSlim) -> Settings:
     """The sections of `paddleslim.config`, or of the recipe; UserError for what a BERT cannot."""
     if job.config is None:
-        return dict(RECIPES[job.strategy])
+        return dict(OF_NETWORK if job.strategy == DYGRAPH else RECIPES[job.strategy])
     where = f"paddleslim.config: {job.config}"
     try:
         settings = yaml.safe_load(charset.read_text(job.config, "configuration"))
@@ -122,7 +135,7 @@ def read(job: config.PaddleSlim) -> Settings:
 
 def quantizes(settings: Settings) -> bool:
     """Whether the program that PaddleSlim saves has quantizers."""
-    return not set(QUANTIZING).isdisjoint(settings)
+    return not {*QUANTIZING, QAT}.isdisjoint(settings)
 
 
 def variant_name(job: config.Quantize) -> str:
@@ -162,7 +175,7 @@ def prepare(work: Work) -> Ready:
         return variant.model_copy(update={"name": name, "versions": about})
 
     # Weights that were trained are compared with themselves before rounding, which nobody has.
-    return Ready(work.source if "QuantAware" not in settings else made, write_int8)
+    return Ready(work.source if "QuantPost" in settings else made, write_int8)
 
 
 def _check_pruned(settings: Settings, before: Parameters, after: Parameters) -> None:

@@ -7,6 +7,7 @@ which PaddleSlim may change, and the folder to save in.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -20,14 +21,18 @@ import numpy as np  # noqa: E402
 import paddle  # noqa: E402  after its warnings were taken away
 
 from fleetbert import config  # noqa: E402
-from fleetbert.compress import auto_compression  # noqa: E402
+from fleetbert.compress import auto_compression, from_program  # noqa: E402
 from fleetbert.compress.gate import Sample  # noqa: E402
-from fleetbert.compress.texts import BATCH_TOKENS  # noqa: E402
-from fleetbert.compress.work import open_work  # noqa: E402
+from fleetbert.compress.texts import BATCH_TOKENS, Feeds  # noqa: E402
+from fleetbert.compress.work import Work, open_work  # noqa: E402
 from fleetbert.core.errors import UserError  # noqa: E402
 from fleetbert.data import ragged  # noqa: E402
 from fleetbert.data.batching import plan_inference  # noqa: E402
 from fleetbert.engines.engine import INPUTS, ProgramEngine  # noqa: E402
+from fleetbert.models import task_heads, weights  # noqa: E402
+
+RATE = 1e-5  # of AdamW, as in the recipes of AutoCompression
+SHOWN = 10  # every so many steps the loss is told
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,12 +42,20 @@ def main(arguments: Sequence[str]) -> None:
     work = open_work(job)
     batches = [{name: batch[name] for name in INPUTS} for batch in work.calibration_batches]
     order = np.random.default_rng(job.calibration.seed).permutation(len(batches))
+    paddle.set_device("cpu")
+    paddle.seed(job.calibration.seed)
+    if auto_compression.QAT in settings:
+        train_network(
+            work,
+            settings[auto_compression.QAT],
+            [batches[number] for number in order],
+            Path(arguments[2]),
+        )
+        return
     calibrates_only = set(settings) <= {"QuantPost", "Global"}
     sample = None if calibrates_only else work.selection
     from paddleslim.auto_compression import AutoCompression  # prints as it is imported
 
-    paddle.set_device("cpu")
-    paddle.seed(job.calibration.seed)
     AutoCompression(
         model_dir=arguments[1],
         model_filename="model.pdmodel",
@@ -54,6 +67,46 @@ def main(arguments: Sequence[str]) -> None:
         eval_dataloader=_loader(_labelled(sample)) if sample else None,
         deploy_hardware="cpu",
     ).compress()
+
+
+def train_network(
+    work: Work, settings: auto_compression.Settings, batches: Sequence[Feeds], folder: Path
+) -> None:
+    """PaddleSlim's QAT of the network, an epoch of AdamW by the squared error of its outputs
+    against those before; saves the program in `folder`."""
+    from paddleslim import QAT
+    from paddleslim.common import get_logger
+
+    log = get_logger(__name__, level=logging.INFO)  # whose lines the parent shows
+    source = from_program.open_bundle(work.bundle, 0.0, work.job.source)
+    task, labels = work.gate.model.task, work.bundle.task.labels
+    pad_id = work.gate.model.tokenizer.pad_id
+    network, before = (
+        task_heads.build(task.name, weights.bert_config(source, task.outputs(labels), 0, pad_id))
+        for _ in range(2)
+    )
+    for built in (network, before):
+        weights.load(built, source, labels)
+    before.eval()
+    # QAT wraps a layer's output too, and the network asks its pooler for its weight.
+    network.network.bert.pooler.dense.skip_quant = True
+    qat = QAT(settings)
+    qat.quantize(network)
+    network.train()
+    optimizer = paddle.optimizer.AdamW(RATE, parameters=network.parameters(), weight_decay=0.01)
+    for number, batch in enumerate(batches, 1):
+        inputs = [paddle.to_tensor(batch[name]) for name in INPUTS]
+        with paddle.no_grad():
+            expected = before(*inputs)
+        loss = (network(*inputs) - expected).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        if number % SHOWN == 0 or number == len(batches):
+            log.info(f"step {number} of {len(batches)}: loss {float(loss):.4f}")
+    network.eval()
+    specs = [paddle.static.InputSpec([None, None], "int64", name) for name in INPUTS]
+    qat.save_quantized_model(network, str(folder / "model"), input_spec=specs)
 
 
 def _loader(batches: Sequence[dict[str, np.ndarray]]) -> paddle.io.DataLoader:

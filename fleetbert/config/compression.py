@@ -182,10 +182,13 @@ class Onnx(Section):
 
 
 class PaddleSlim(Section):
-    strategy: Literal["quant_post", "qat", "asp", "unstructured", "transformer_prune"] = key(
+    strategy: Literal[
+        "quant_post", "qat", "dygraph_qat", "asp", "unstructured", "transformer_prune"
+    ] = key(
         "quant_post",
         "PaddleSlim's strategy, with settings for an encoder: quant_post: int8 by calibration; "
-        "qat: int8 by training; asp: 2:4 sparse weights; unstructured: half of the weights 0; "
+        "qat: int8 by training the program; dygraph_qat: by paddleslim.QAT, which trains the "
+        "network; asp: 2:4 sparse weights; unstructured: half of the weights 0; "
         "transformer_prune: a quarter of the heads and feed-forward units removed",
     )
     config: Optional[str] = key(

@@ -161,6 +161,17 @@ def test_its_qat_chooses_by_the_tasks_metric(bundle, tiny_data, caplog):
 
 @paddle_2
 @pytest.mark.slow
+def test_its_qat_of_the_network_is_int8_as_well(bundle, tiny_data, caplog):
+    caplog.set_level("INFO")
+    changes = {"paddleslim.strategy": "dygraph_qat", "gate.max_accuracy_drop": 0.05}
+    pipeline.quantize(slim(bundle, tiny_data, changes))
+    variant = bundles.read(bundle).variant("int8-paddleslim")
+    assert variant.kind == "paddle-inference-int8" and len(variant.thresholds) >= 12
+    assert re.search(r"step (\d+) of \1: loss 0\.", caplog.text)
+
+
+@paddle_2
+@pytest.mark.slow
 def test_a_failure_of_paddleslim_is_one_sentence(bundle, tiny_data, tmp_path):
     file = tmp_path / "act.yaml"
     file.write_text(
