@@ -90,7 +90,8 @@ def evaluate(
     outputs = model.task.metrics.per_example(logits.values)
     calibrated = {}
     if model.task.metrics.calibrates:
-        calibrated["ece"] = calibration_error(*model.task.metrics.confidence(table.truth, outputs))
+        told = model.task.metrics.confidence(table.truth, outputs, model.labels)
+        calibrated["ece"] = calibration_error(*told)
     return {
         **model.task.metrics.evaluate(table.truth, outputs, model.labels),
         **calibrated,

@@ -90,7 +90,14 @@ class Evaluator:
         """What makes probabilities of a network's outputs true, on texts it was not trained on."""
         raise NotImplementedError(f"task {self.shape.name} has no probabilities")
 
-    def confidence(self, truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
+        """Outputs as `evaluate` takes them, of a network whose logits are divided by it."""
+        divided: np.ndarray = outputs / np.float32(temperature)
+        return divided
+
+    def confidence(
+        self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities that were told, float64 [answers], and whether each was right, bool."""
         raise NotImplementedError(f"task {self.shape.name} has no probabilities")
 

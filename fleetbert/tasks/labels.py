@@ -95,6 +95,10 @@ class Labels:
         """Texts of each label, int64 [labels]."""
         return np.bincount(targets, minlength=len(labels))
 
+    def class_counts(self, split: Split, labels: Sequence[str]) -> np.ndarray:
+        """Of each label how often the loss asks for it, int64 [labels]."""
+        return self.counts(split.labels, labels)
+
     def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str | None:
         """What training texts ask for, as a line for the log."""
         return labels_of.describe(labels, self.counts(targets, labels)) if labels else None

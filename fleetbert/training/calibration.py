@@ -28,8 +28,8 @@ def calibrate(task: TextTask, network: task_heads.Headed, held: Split) -> tuple[
         dev = None if task.dev is None else task.outputs(network, task.dev)
     if fitted.temperature == 1:
         log.warning(
-            f"trainer.calibrate: no temperature was fitted, as all {len(held.labels)} texts held "
-            "out are answered right; hold out more"
+            f"trainer.calibrate: no temperature was fitted, as all of the {len(held.labels)} texts "
+            "held out is answered right; hold out more"
         )
     task_heads.scale_outputs(network, 1 / fitted.temperature)
     summary: Metrics = {
@@ -44,7 +44,7 @@ def calibrate(task: TextTask, network: task_heads.Headed, held: Split) -> tuple[
         after = task.task.with_thresholds(fitted.thresholds)
         truth, labels = task.dev.labels, task.labels
         summary["before"] = _measure(task.task, truth, dev, labels)
-        dev = dev / np.float32(fitted.temperature)
+        dev = task.task.metrics.at_temperature(dev, fitted.temperature)
         summary["after"] = _measure(after, truth, dev, labels)
         summary["after"].update({name: float(of(truth, dev)) for name, of in task.metrics.items()})
         errors = [summary[when]["ece"] for when in ("before", "after")]
@@ -54,7 +54,7 @@ def calibrate(task: TextTask, network: task_heads.Headed, held: Split) -> tuple[
 
 
 def _measure(task: Task, truth: np.ndarray, outputs: np.ndarray, labels: list[str]) -> Metrics:
-    confidence, right = task.metrics.confidence(truth, outputs)
+    confidence, right = task.metrics.confidence(truth, outputs, labels)
     return {
         **task.metrics.evaluate(truth, outputs, labels),
         "ece": calibration_error(confidence, right),

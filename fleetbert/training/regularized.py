@@ -10,7 +10,6 @@ from typing import Sequence
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert import config as schema
@@ -35,14 +34,17 @@ def regularize(
     """
     if settings == schema.Loss():
         return objective
-    for name in ("label_smoothing", "r_drop"):
-        if getattr(settings, name) and not objective.has_classes:
-            raise UserError(f"loss.{name}: task.name: {task} has no classes; set it to 0")
-    if settings.positive_weights != "none":
-        if counts is None or not objective.has_several_labels:
+    of_labels = frozenset({"class_weights", "positive_weights"})
+    taken = objective.regularizers - (of_labels if counts is None else frozenset())
+    for name in ("label_smoothing", "r_drop", *sorted(of_labels)):
+        unset = getattr(schema.Loss(), name)
+        if getattr(settings, name) != unset and name not in taken:
             raise UserError(
-                f"loss.positive_weights: task.name: {task} is not multi-label; set it to none"
+                f"loss.{name}: task.name: {task} does not take it; docs/tasks.md lists which tasks "
+                f"do; set it to {unset or 0}"
             )
+    if settings.positive_weights != "none":
+        assert counts is not None
         weights = positive_weights(settings.positive_weights, labels, counts, texts)
         objective = objective.with_positive_weights(weights)
         settings = settings.model_copy(update={"positive_weights": "none"})
@@ -50,8 +52,7 @@ def regularize(
             return objective
     of_classes = None
     if settings.class_weights != "none":
-        if counts is None or not objective.has_classes:
-            raise UserError(f"loss.class_weights: task.name: {task} has no labels; set it to none")
+        assert counts is not None
         of_classes = class_weights(settings.class_weights, labels, counts)
     return Regularized(objective, settings, of_classes)
 
@@ -101,7 +102,6 @@ class Regularized(Loss):
     def __init__(self, objective: Loss, settings: schema.Loss, weights: np.ndarray | None = None):
         self.objective, self.settings = objective, settings
         self.weights = None if weights is None else paddle.to_tensor(weights)
-        self.has_classes = objective.has_classes
         self.passes = 2 if settings.adversarial else 1
         # Of the words' embeddings, (rows, length, hidden): of each forward of `loss`.
         self.gradients: list[paddle.Tensor] = []
@@ -134,8 +134,8 @@ class Regularized(Loss):
         loss, logits = self._once(model, arrays)
         if self.settings.r_drop:
             again, others = self._once(model, arrays)
-            apart = divergence(logits, others) * arrays["weight"]
-            loss = (loss + again) / 2 + self.settings.r_drop * apart.sum()
+            apart = self.objective.divergence(logits, others, arrays)
+            loss = (loss + again) / 2 + self.settings.r_drop * apart
         return loss / self.passes
 
     def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
@@ -152,24 +152,16 @@ class Regularized(Loss):
     def _weighted(self, arrays: Arrays) -> Arrays:
         if self.weights is None:
             return arrays
-        of_texts = self.weights[arrays["labels"].flatten()]
-        return {**arrays, "weight": arrays["weight"] * of_texts}
+        labels, weight = (paddle.to_tensor(arrays[name]) for name in ("labels", "weight"))
+        return {**arrays, "weight": weight * self.weights[labels.flatten()].reshape(weight.shape)}
 
     def _once(self, model: nn.Layer, arrays: Arrays) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return the loss with label smoothing (Szegedy et al. 2016, section 7) and the outputs."""
         outputs = model(**arrays["inputs"]).astype("float32")
         loss, smoothing = self.of_outputs(outputs, arrays), self.settings.label_smoothing
         if smoothing:
-            of_all = -F.log_softmax(outputs).mean(-1)
-            loss = (1 - smoothing) * loss + smoothing * (of_all * arrays["weight"]).sum()
+            loss = (1 - smoothing) * loss + smoothing * self.objective.of_uniform(outputs, arrays)
         return loss, outputs
-
-
-def divergence(first: paddle.Tensor, second: paddle.Tensor) -> paddle.Tensor:
-    """Return the mean of both Kullback-Leibler divergences of two logits [texts, classes], float32
-    [texts]: R-Drop (Liang et al. 2021, equation 3)."""
-    p, q = (F.log_softmax(logits.astype("float32")) for logits in (first, second))
-    return ((p.exp() - q.exp()) * (p - q)).sum(-1) / 2
 
 
 def direction(gradient: paddle.Tensor, segments: paddle.Tensor | None) -> paddle.Tensor:

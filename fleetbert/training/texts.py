@@ -170,7 +170,7 @@ class TextTask(Trainable):
             job.loss,
             job.task.name,
             labels,
-            self.task.labels.counts(train.labels, labels) if labels else None,
+            self.task.labels.class_counts(train, labels) if labels else None,
             len(train.labels),
         )
         self.passes = self.objective.passes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Callable, NamedTuple
 
 import numpy as np
 import paddle
@@ -149,6 +150,97 @@ def test_r_drop():
     check(found, loss, one.to_table + other.to_table, one.to_last + other.to_last)
 
 
+def softmaxes(logits):
+    powers = np.exp(logits)
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def coins(logits):
+    chances = 1 / (1 + np.exp(-logits))
+    return np.stack([chances, 1 - chances], -1)
+
+
+def apart(p, q):
+    return ((p * np.log(p / q)).sum(-1) + (q * np.log(q / p)).sum(-1)) / 2
+
+
+class Case(NamedTuple):
+    """shape: of the outputs; labels; apart: of two outputs, for each of the weights."""
+
+    task: str
+    shape: tuple[int, ...]
+    labels: np.ndarray
+    apart: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    places: np.ndarray | None = None  # of documents
+
+
+TAGS = Case(
+    "token_classification", (2, 4, 3), np.array([[0, 1, 2, 0], [2, 0, 0, 1]]),
+    lambda one, other: apart(softmaxes(one), softmaxes(other)),
+)  # fmt: skip
+SEVERAL = Case(
+    "multi_label_classification", (2, 3), np.array([[1, 0, 1], [0, 0, 1]]),
+    lambda one, other: apart(coins(one), coins(other)).mean(-1),
+)  # fmt: skip
+
+
+def of_case(case, outputs, **settings):
+    """The loss of `settings` where the network gives these outputs one after the other, that of
+    none of each of them, and the weights."""
+    weight = np.random.default_rng(8).random(case.labels.shape[: 1 + (case is TAGS)])
+    given = {
+        "inputs": {}, "labels": paddle.to_tensor(case.labels), "places": case.places,
+        "weight": paddle.to_tensor(weight.astype(np.float32)),
+    }  # fmt: skip
+    plain, coming = losses.of(tasks.get(case.task)), [paddle.to_tensor(one) for one in outputs]
+    each = [float(plain.of_outputs(one, given)) for one in coming]
+    counts = np.array([5, 2, 3])
+    of = regularize(plain, config.Loss(**settings), case.task, ["a", "b", "c"], counts, 10)
+    return float(of.loss(lambda: coming.pop(0), given)), each, weight
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        TAGS,
+        SEVERAL,
+        Case("regression", (2, 1), np.ones(2, np.float32), lambda a, b: ((a - b) ** 2)[:, 0]),
+        Case(
+            "ranking", (6, 1), np.ones(2, np.float32),
+            lambda a, b: apart(softmaxes(a.reshape(2, 3)), softmaxes(b.reshape(2, 3))),
+            np.arange(6).reshape(2, 3),
+        ),
+        Case(
+            "ranking", (2, 1), np.array([1, 0], np.float32),
+            lambda a, b: apart(coins(a), coins(b))[:, 0], np.arange(2)[:, None],
+        ),
+    ],
+    ids=lambda case: f"{case.task}-{case.shape[0]}",
+)  # fmt: skip
+def test_r_drop_of_tasks_without_one_label(case):
+    outputs = np.random.default_rng(7).normal(size=(2, *case.shape)).astype(np.float32)
+    found, each, weight = of_case(case, outputs, r_drop=3.0)
+    expected = sum(each) / 2 + 3 * (weight * case.apart(*outputs.astype(float))).sum()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_smoothing_and_weights_of_tags_and_of_several_labels():
+    outputs = np.random.default_rng(7).normal(size=(2, 4, 3)).astype(np.float32)
+    logs = np.log(softmaxes(outputs.astype(float)))
+    truth = np.eye(3)[TAGS.labels]
+    found, _, weight = of_case(TAGS, [outputs], label_smoothing=0.2)
+    target = 0.8 * truth + 0.2 / 3
+    assert found == pytest.approx(-(weight[..., None] * target * logs).sum(), rel=1e-5)
+    found, *_ = of_case(TAGS, [outputs], class_weights={"b": 4.0})
+    scaled = weight * np.array([1.0, 4.0, 1.0])[TAGS.labels]
+    assert found == pytest.approx(-(scaled[..., None] * truth * logs).sum(), rel=1e-5)
+    found, _, weight = of_case(SEVERAL, [outputs[:, 0]], label_smoothing=0.2)
+    chances = coins(outputs[:, 0].astype(float))[..., 0]
+    target = 0.8 * SEVERAL.labels + 0.1
+    each = -(target * np.log(chances) + (1 - target) * np.log(1 - chances)).mean(-1)
+    assert found == pytest.approx((weight * each).sum(), rel=1e-5)
+
+
 def test_words_are_moved_against_the_loss():
     bag = Bag()
     plain = Numpy()
@@ -219,17 +311,15 @@ def test_positive_weights_are_pytorchs():
 @pytest.mark.parametrize(
     ("task", "settings", "said"),
     [
-        ("stars", {"label_smoothing": 0.1}, "loss.label_smoothing: task.name: stars has no classe"),
-        ("stars", {"r_drop": 1.0}, "loss.r_drop: task.name: stars has no classes"),
-        ("mlm", {"class_weights": "balanced"}, "loss.class_weights: task.name: mlm has no labels"),
+        ("embedding", {"r_drop": 1.0}, "loss.r_drop: .*: embedding does not take it; .* to 0$"),
+        ("ranking", {"label_smoothing": 0.1}, "label_smoothing: task.name: ranking does not take"),
+        ("mlm", {"class_weights": "balanced"}, "class_weights: .*: mlm .* set it to none"),
         ("classification", {"class_weights": {"d": 1.0}}, "d is no label of data.train"),
-        ("classification", {"positive_weights": 2.0}, "classification is not multi-label"),
+        ("classification", {"positive_weights": 2.0}, "positive_weights: .*: classification does"),
     ],
 )
 def test_what_a_task_has_not_is_refused(task, settings, said):
-    objective = PLAIN
-    if task == "stars":
-        objective = type("Stars", (type(objective),), {"has_classes": False})()
+    objective = losses.of(tasks.get(task))
     counts = None if task == "mlm" else np.array([1, 1, 1])
     with pytest.raises(UserError, match=said):
         regularize(objective, config.Loss(**settings), task, ["a", "b", "c"], counts, 10)

@@ -428,6 +428,20 @@ def test_probabilities_are_fitted_to_texts_held_out(data, tmp_path):
     assert made.float32_accuracy == pytest.approx(run.metrics["macro_f1"])
 
 
+@pytest.mark.slow
+def test_probabilities_of_words_are_fitted_too(data, tmp_path):
+    changes = {"trainer.calibrate": 0.3, "trainer.epochs": 3, "loss.class_weights": "balanced"}
+    run = training.train(
+        job("token_classification", data("token_classification"), tmp_path / "run", **changes)
+    )
+    said = run.summary["calibration"]
+    before, after = said["before"], said["after"]
+    assert said["temperature"] != 1 and after["loss"] < before["loss"]
+    assert after["entity_f1"] == before["entity_f1"]
+    found = fleetbert.load(run.bundle).evaluate(data("token_classification").dev)
+    assert found["ece"] == pytest.approx(after["ece"], abs=1e-4)
+
+
 PAIRS = tiny_job.number_rows(240, 3, pair=True)
 TRIPLETS = tiny_job.triplets_of(tiny_job.ranked_rows(60, 1))
 

@@ -47,7 +47,9 @@ class ClassMetrics(Evaluator):
         is_true = truth[:, None] == np.arange(len(labels))
         return Fitted(fit_temperature(is_true, outputs, softmax), {})
 
-    def confidence(self, truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def confidence(
+        self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Of the likeliest label of each text."""
         return softmax(outputs).max(axis=1), self.right(truth, outputs)
 

@@ -50,7 +50,9 @@ class SeveralMetrics(Evaluator):
         fitted = [fit_threshold(truth[:, n], scores[:, n]) for n in range(len(labels))]
         return Fitted(temperature, dict(zip(labels, fitted)))
 
-    def confidence(self, truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def confidence(
+        self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Of each label of each text: its probability, and whether the text has it."""
         return sigmoid(outputs).ravel(), truth.ravel()
 

@@ -7,7 +7,11 @@ import paddle
 import paddle.nn.functional as F
 
 from fleetbert.tasks.collect import Arrays
-from fleetbert.tasks.loss import Loss
+from fleetbert.tasks.loss import (
+    Loss,
+    symmetric_divergence,
+    symmetric_divergence_of_sigmoids,
+)
 
 
 class Relevance(Loss):
@@ -17,6 +21,19 @@ class Relevance(Loss):
     with several the cross entropy of the right one among all (localized contrastive estimation: Gao
     et al. 2021, equation 6), which is the same for one. Without, each pair's binary cross entropy
     (Nogueira and Cho 2019)."""
+
+    regularizers = frozenset({"r_drop"})
+
+    def divergence(
+        self, first: paddle.Tensor, second: paddle.Tensor, arrays: Arrays
+    ) -> paddle.Tensor:
+        """Of the probabilities of an example's documents; of single pairs of the pair's."""
+        first, second = (_by_example(values, arrays) for values in (first, second))
+        if first.shape[1] > 1:
+            apart = symmetric_divergence(first, second)
+        else:
+            apart = symmetric_divergence_of_sigmoids(first, second).flatten()
+        return (apart * arrays["weight"]).sum()
 
     def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
         """arrays: `places` int64 (examples, pairs of one), the right one first; `labels` float32

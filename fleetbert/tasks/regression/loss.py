@@ -12,6 +12,14 @@ from fleetbert.tasks.loss import Loss
 class SquaredError(Loss):
     """A number for each text or pair of texts."""
 
+    regularizers = frozenset({"r_drop"})
+
+    def divergence(
+        self, first: paddle.Tensor, second: paddle.Tensor, arrays: Arrays
+    ) -> paddle.Tensor:
+        """The squared difference, as the authors of R-Drop took it for numbers."""
+        return ((first - second).flatten().square() * arrays["weight"]).sum()
+
     def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
         return ((outputs.flatten() - arrays["labels"]).square() * arrays["weight"]).sum()
 

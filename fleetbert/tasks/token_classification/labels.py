@@ -9,6 +9,7 @@ import numpy as np
 
 from fleetbert.core.errors import UserError
 from fleetbert.data import labels as labels_of
+from fleetbert.data.split import Split
 from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
 from fleetbert.tasks.labels import Labels
 from fleetbert.tasks.token_classification.scheme import labels_of_kinds, scheme_of, tags_of
@@ -113,6 +114,13 @@ class Spans(Labels):
         counts = np.append(self.kinds(targets, labels), len(targets))
         of_labels: np.ndarray = counts[kind]
         return of_labels
+
+    def class_counts(self, split: Split, labels: Sequence[str]) -> np.ndarray:
+        """Words."""
+        assert split.encodings.words is not None
+        tags = [tags_of(*of_text) for of_text in zip(split.encodings.words, split.labels)]
+        words = np.concatenate([*tags, np.zeros(0, np.int64)])
+        return np.bincount(scheme_of(labels).tags[words], minlength=len(labels))
 
     def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str:
         counts = self.kinds(targets, labels)

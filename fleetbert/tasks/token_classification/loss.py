@@ -17,6 +17,7 @@ from fleetbert.tasks.token_classification.scheme import tagged
 class TokenCrossEntropy(Loss):
     """A tag for each word: of its first token, the others have no weight."""
 
+    has_classes = True
     pooled = False
 
     def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:

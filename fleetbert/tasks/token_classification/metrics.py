@@ -6,8 +6,9 @@ from typing import Sequence
 
 import numpy as np
 
+from fleetbert.tasks.calibration import Fitted, fit_temperature
 from fleetbert.tasks.evaluator import Evaluator
-from fleetbert.tasks.metrics import Metrics, cross_entropy, table
+from fleetbert.tasks.metrics import Metrics, cross_entropy, softmax, table
 from fleetbert.tasks.token_classification.scheme import scheme_of, spans_of, tags_of
 
 # In a confusion matrix of spans: no span there.
@@ -22,18 +23,34 @@ class SpanMetrics(Evaluator):
         ("entity_recall", "recall of spans"),
     )
     takes_metrics = False
+    calibrates = True
+
+    def fit(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Fitted:
+        """A temperature of the words' tags."""
+        tags, logits = _words(truth, outputs)
+        is_true = scheme_of(labels).tags[tags][:, None] == np.arange(len(labels))
+        return Fitted(fit_temperature(is_true, logits, softmax), {})
+
+    def at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
+        divided = np.empty(len(outputs), object)
+        for number, one in enumerate(outputs):
+            divided[number] = one._replace(logits=one.logits / np.float32(temperature))
+        return divided
+
+    def confidence(
+        self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of the likeliest tag of each word."""
+        tags, logits = _words(truth, outputs)
+        return softmax(logits).max(axis=1), logits.argmax(1) == scheme_of(labels).tags[tags]
 
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """Entity F1, precision and recall, the loss of words, the table by kind, and which kinds
         were taken for which."""
         scheme = scheme_of(labels)
         answered = [spans_of(output, scheme) for output in outputs]
-        asked = [scheme.tags[tags_of(output.words, spans)] for output, spans in zip(outputs, truth)]
-        tags = np.concatenate([*asked, np.zeros(0, np.int64)])
-        logits = (
-            np.concatenate([output.logits for output in outputs]) if len(tags) else np.zeros((0, 1))
-        )
-        loss = cross_entropy(tags, logits) if len(tags) else 0.0
+        tags, logits = _words(truth, outputs)
+        loss = cross_entropy(scheme.tags[tags], logits) if len(tags) else 0.0
         return {**entities(list(truth), answered, scheme.kinds), "loss": loss}
 
     def sums(
@@ -51,6 +68,14 @@ class SpanMetrics(Evaluator):
     def of_sums(self, sums: np.ndarray) -> float:
         right, there, answered = sums.tolist()
         return float(2 * right / max(there + answered, 1))
+
+
+def _words(truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of all words what `tags_of` asks, int64 [words], and their logits [words, labels]."""
+    asked = [tags_of(output.words, spans) for output, spans in zip(outputs, truth)]
+    tags = np.concatenate([*asked, np.zeros(0, np.int64)])
+    logits = [output.logits for output in outputs]
+    return tags, np.concatenate(logits) if len(tags) else np.zeros((0, 1), np.float32)
 
 
 def entities(
