@@ -17,6 +17,7 @@ from pathlib import Path
 import fresh
 import layers
 import light
+import numpy as np
 import pytest
 import requests
 import served
@@ -24,6 +25,7 @@ import tiny_job
 from packaging.requirements import Requirement
 
 import fleetbert
+from fleetbert import bundle as bundles
 from fleetbert.client import Client
 from fleetbert.core import extras
 
@@ -169,6 +171,69 @@ def test_a_release_is_complete_and_installs(tmp_path):
     assert made["metadata"]["component"]["name"] == "fleetbert"
     parts = {part["name"].lower() for part in made["components"]}
     assert {"paddlepaddle", "uvicorn"} <= parts and "pytest" not in parts
+
+
+def write_reviews(path: Path, rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    words = {1: ("dull", "boring", "lifeless"), 5: ("lovely", "wonderful", "moving")}
+    with path.open("w", encoding="utf-8") as file:
+        file.write("review,stars\n")
+        for stars in random.choice((1, 5), rows).tolist():
+            first, second = random.choice(words[stars], 2)
+            place = random.integers(1000)
+            file.write(f'"a {first}, {second} film, seen in cinema {place}",{stars}\n')
+
+
+def uv_environ() -> dict[str, str]:
+    """Variables with uv, of .ci/uv, on PATH, that asks the index which pip asks."""
+    found = subprocess.run([ROOT / ".ci" / "uv", sys.executable], stdout=subprocess.PIPE, text=True)
+    if found.returncode:
+        pytest.skip("no uv: .ci/uv takes it from PyPI")
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    folders = (Path(found.stdout.strip()).parent, Path(sys.executable).parent)
+    environ["PATH"] = os.pathsep.join([*map(str, folders), environ["PATH"]])
+    words = [sys.executable, "-m", "pip", "config", "list"]
+    settings = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+    for name, variable in (("index-url", "UV_DEFAULT_INDEX"), ("cert", "SSL_CERT_FILE")):
+        for value in re.findall(rf"(?m)^[^=]*\.{name}='(.*)'$", settings):
+            environ[variable] = value
+    return environ
+
+
+@pytest.mark.slow
+def test_the_guides_commands_lead_from_a_csv_to_an_answer_over_http(installed, tmp_path):
+    """Those of docs/train.md, with the wheel alone in an empty folder."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation"]
+    tree, dist = installed.parent / "tree", tmp_path / "dist"
+    subprocess.run([*pip, "--wheel-dir", dist, tree], check=True, timeout=480)
+    [wheel] = dist.iterdir()
+    guide = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+    block = re.search(r"in an empty folder:\n\n```\n(.*?)```", guide, re.DOTALL)[1]
+    assert len(block.splitlines()) <= 8 and "'fleetbert[" in block
+    *before, serve, curl = block.replace("'fleetbert[", f"'{wheel}[").splitlines()
+    folder, environ = tmp_path / "empty", uv_environ()
+    folder.mkdir()
+    write_reviews(folder / "reviews.csv", 200, seed=1)
+    write_reviews(folder / "others.csv", 100, seed=2)
+
+    def bash(*lines: str) -> str:
+        words = ["bash", "-ec", "\n".join(lines)]
+        done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    bash(*before)
+    assert bundles.read(folder / "models" / "reviews" / "1").variant("int8-static")
+    activate = f"cd {folder}; {next(line for line in before if 'activate' in line)}"
+    started = ["bash", "-ec", f"{activate}; exec {serve} {' '.join(served.PORTS)}"]
+    server = served.Served(started, tmp_path, environ)
+    try:
+        server.wait_until_ready()
+        answer = json.loads(bash(curl.replace("localhost:8000", server.http)))
+        assert answer["answers"][0]["label"] == "5"
+    finally:
+        server.process.terminate()
+        assert server.process.wait(served.DEADLINE) == 0
 
 
 def test_the_tree_has_no_symbolic_links():

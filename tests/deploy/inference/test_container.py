@@ -164,7 +164,7 @@ def test_kubernetes_accepts_the_manifest():
     assert done.stdout.count("passed") + done.stderr.count("passed") == 3
 
 
-def test_the_manifest_starts_the_server_as_it_is():
+def test_the_manifest_starts_the_server_as_it_is(steps):
     documents = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
     by_kind = {found["kind"]: found for found in documents}
     spec = by_kind["Deployment"]["spec"]["template"]["spec"]
@@ -176,8 +176,11 @@ def test_the_manifest_starts_the_server_as_it_is():
     assert ports == expected
     stop = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert spec["terminationGracePeriodSeconds"] > stop + listen.grace_seconds
-    assert spec["securityContext"]["runAsUser"] == 10001
+    assert str(spec["securityContext"]["runAsUser"]) == dict(steps)["USER"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    mounts = {mount["mountPath"]: mount.get("readOnly") for mount in container["volumeMounts"]}
+    home = re.search(r"HOME=(\S+)", dict(steps)["ENV"])[1]
+    assert mounts == {arguments_of(container["command"]).repository: True, home: None}
     for name in ("readinessProbe", "startupProbe", "livenessProbe"):
         probe = container[name]["httpGet"]
         assert probe["port"] in ports and probe["path"].startswith("/v2/health/")
