@@ -71,11 +71,13 @@ def _check_repository(path: Path) -> None:
             f"repository {path} is no folder; name one that holds MODEL/VERSION/ bundles "
             "(--repository, or repository.path)"
         )
-    found = [p.relative_to(path) for name in MANIFESTS for p in path.glob(f"[!.]*/[!.]*/{name}")]
-    if any(settings.VERSION_NAME.fullmatch(manifest.parts[1]) for manifest in found):
+    manifests = [
+        p.relative_to(path) for name in MANIFESTS for p in path.glob(f"[!.]*/[!.]*/{name}")
+    ]
+    if any(settings.VERSION_NAME.fullmatch(manifest.parts[1]) for manifest in manifests):
         return
-    if found:
-        name, version = found[0].parts[:2]
+    if manifests:
+        name, version = manifests[0].parts[:2]
         raise UserError(
             f"repository {path} holds no model: {name}/{version} is not named like a version; "
             f"rename it to a number without zeros before it, e.g. {name}/1"

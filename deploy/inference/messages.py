@@ -75,7 +75,7 @@ class Request(NamedTuple):
     def bytes(self) -> int:
         """In memory, of texts and ids."""
         texts = (*(self.texts or ()), *(self.texts_b or ()))
-        return sum(map(sys.getsizeof, texts)) + sum([one.nbytes for one in self.ids])
+        return sum(map(sys.getsizeof, texts)) + sum([row.nbytes for row in self.ids])
 
     @property
     def characters(self) -> int:

@@ -254,10 +254,10 @@ class Model(Generic[A]):
         Raises UserError if the bundle's task is not embedding.
         """
         remedy = 'make a bundle of vectors with import_model(..., task="embedding")'
-        one, other = (
+        first, second = (
             self._tensor("similarity", "embedding", remedy, given) for given in (texts, others)
         )
-        cosines: np.ndarray = one @ other.T
+        cosines: np.ndarray = first @ second.T
         return cosines
 
     def _tensor(

@@ -118,7 +118,7 @@ def quantize(
         quantization.quantize_static(*files, reader, **STATIC_SETTINGS, **settings)
     folded.unlink()
     made = onnx_format.load(str(target))
-    if all(one.data_type != onnx_format.TensorProto.INT8 for one in made.graph.initializer):
+    if all(tensor.data_type != onnx_format.TensorProto.INT8 for tensor in made.graph.initializer):
         raise UserError(f"onnxruntime {version('onnxruntime')} found no layer to quantize")
     if batches is None:
         token_scales.rewrite(made)

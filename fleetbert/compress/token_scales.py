@@ -44,7 +44,7 @@ def rewrite(model: ModelProto) -> None:
         if node.op_type != "DynamicQuantizeLinear":
             continue
         source, (integers, scale, _) = node.input[0], node.output
-        products = [one for one in readers[integers] if one.op_type == "MatMulInteger"]
+        products = [node for node in readers[integers] if node.op_type == "MatMulInteger"]
         width = widths[products[0].input[1]]
         constants[f"@rows{width}"] = np.array([-1, width])
         instead[integers] = _quantize(source, f"@rows{width}", integers, scale)
@@ -53,7 +53,7 @@ def rewrite(model: ModelProto) -> None:
             (scaled,) = readers[cast.output[0]]
             (scales,) = (name for name in scaled.input if name != cast.output[0])
             (of_weight,) = (name for name in makers[scales].input if name != scale)
-            instead.update((one.output[0], []) for one in (product, cast, makers[scales]))
+            instead.update((node.output[0], []) for node in (product, cast, makers[scales]))
             instead[scaled.output[0]] = _multiply(product, of_weight, scale, scaled.output[0])
     nodes = [new for node in graph.node for new in instead.get(node.output[0], [node])]
     del graph.node[:]

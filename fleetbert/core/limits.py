@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple
 
 ROOT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+CGROUP = Path("/proc/self/cgroup")
 NO_LIMIT = 1 << 60  # bytes; v1 says 2**63 less a page
 
 
@@ -60,7 +60,7 @@ def read() -> Limits:
 def _folders() -> Iterator[Path]:
     """This process's cgroups and those above them, of both versions. Inside a container the paths
     may be the host's, and what is mounted the container's own."""
-    for line in _read(OWN).splitlines():
+    for line in _read(CGROUP).splitlines():
         _, controllers, path = line.split(":", 2)
         for mount in [ROOT / "unified", ROOT] if not controllers else [ROOT / controllers]:
             below = mount / path.lstrip("/")

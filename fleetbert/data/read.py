@@ -284,9 +284,9 @@ def _header(path: Path, pair: bool | None, labelled: bool, columns: Columns) -> 
     header = form.columns or []
     missing = [field for field in _needed(form) if form.column(field, header) is None]
     if missing:
-        said = f"the {SEPARATORS[form.separator]}-separated header"
+        header_line = f"the {SEPARATORS[form.separator]}-separated header"
         rows = list(_first_rows(path, form))
-        raise UserError(f"{path}:1: {said} {lacks(header, rows, missing, columns)}")
+        raise UserError(f"{path}:1: {header_line} {lacks(header, rows, missing, columns)}")
     for field in form.names:
         column = form.column(field, header)
         if column is not None and header.count(column) > 1:

@@ -18,14 +18,14 @@ from fleetbert.data import ragged
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.ragged import Texts
 
-Own = TypeVar("Own")
+Owned = TypeVar("Owned")
 Result = TypeVar("Result")
 
 
-class Streams(Generic[Own]):
+class Streams(Generic[Owned]):
     """What each of several threads has, to do work with; the caller's thread where it is one."""
 
-    def __init__(self, owned: Sequence[Own], warm_up: Callable[[Own], object]):
+    def __init__(self, owned: Sequence[Owned], warm_up: Callable[[Owned], object]):
         """owned: what the threads take, one each, and keep to, for oneDNN keeps integers by thread.
         warm_up: makes the first runs of all programs of one. These have to be over in one thread
         before the next begins, because the first changes the parameters of all."""
@@ -35,7 +35,7 @@ class Streams(Generic[Own]):
         if self.count > 1:
             taken = (iter(owned), warm_up)
             self._threads = ThreadPoolExecutor(self.count, "stream", self._take, taken)
-            self._own = threading.local()
+            self._taken = threading.local()
             self._taking = threading.Lock()
 
     def start(self, work: Callable[..., Result], *arguments: object) -> Callable[[], Result]:
@@ -45,13 +45,13 @@ class Streams(Generic[Own]):
             return functools.partial(work, self._first, *arguments)
         return self._threads.submit(self._do, work, arguments).result
 
-    def _take(self, owned: Iterator[Own], warm_up: Callable[[Own], object]) -> None:
+    def _take(self, owned: Iterator[Owned], warm_up: Callable[[Owned], object]) -> None:
         with self._taking:
-            self._own.taken = next(owned)
-            warm_up(self._own.taken)
+            self._taken.taken = next(owned)
+            warm_up(self._taken.taken)
 
     def _do(self, work: Callable[..., Result], arguments: tuple[object, ...]) -> Result:
-        return work(self._own.taken, *arguments)
+        return work(self._taken.taken, *arguments)
 
 
 def first_batches() -> Iterator[Texts]:

@@ -175,7 +175,7 @@ class SparseTable:
         saved = opened(path, self.width)
         parts = [slice(start, start + AT_ONCE) for start in range(0, len(saved), AT_ONCE)]
         entered = [saved["row"][part, SEEN] >= self.needed for part in parts]
-        count = sum(int(one.sum()) for one in entered)
+        count = sum(int(rows.sum()) for rows in entered)
         ids = np.lib.format.open_memmap(folder / "ids.npy", "w+", np.int64, (count,))
         shape = (count, self.width - WEIGHTS)
         rows = np.lib.format.open_memmap(folder / "rows.npy", "w+", np.float32, shape)

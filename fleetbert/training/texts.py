@@ -67,7 +67,7 @@ def open_task(
     if labels is None:
         labels = _as_resumed(job, task.labels.labels_of(opened[0][1]))
     task.labels.check_labels(labels)
-    if job.data.integer_labels and (others := [one for one in labels if not is_integer(one)]):
+    if job.data.integer_labels and (others := [label for label in labels if not is_integer(label)]):
         raise UserError(
             f"data.integer_labels: the label {others[0]!r} is no integer of 64 bits; leave it out"
         )

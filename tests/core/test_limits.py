@@ -83,7 +83,7 @@ def fake(tmp_path, monkeypatch):
     def call(processors, own, files):
         root, path = make(tmp_path, own, files)
         monkeypatch.setattr(limits, "ROOT", root)
-        monkeypatch.setattr(limits, "OWN", path)
+        monkeypatch.setattr(limits, "CGROUP", path)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
 
     return call

@@ -75,6 +75,6 @@ def forget(model: str, version: str) -> None:
     for metric in _PER_VERSION:
         samples = [sample for family in metric.collect() for sample in family.samples]
         labels = [{k: v for k, v in s.labels.items() if k != "le"} for s in samples]
-        of_version = [one for one in labels if (one["model"], one["version"]) == (model, version)]
+        of_version = [row for row in labels if (row["model"], row["version"]) == (model, version)]
         for values in {tuple(labels.values()) for labels in of_version}:
             metric.remove(*values)

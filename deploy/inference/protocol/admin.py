@@ -69,11 +69,11 @@ def _names_this_machine(host: str) -> bool:
 
 def _is_loopback(address: str) -> bool:
     try:
-        found = ipaddress.ip_address(address)
+        client = ipaddress.ip_address(address)
     except ValueError:
         return False
     # With an IPv6 socket for both, IPv4's addresses look like ::ffff:127.0.0.1.
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+    return (getattr(client, "ipv4_mapped", None) or client).is_loopback
 
 
 def _forbid(message: str) -> Failure:

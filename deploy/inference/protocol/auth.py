@@ -36,10 +36,10 @@ class Keys:
         """Whether the header's value holds one of the keys."""
         scheme, _, key = (authorization or "").partition(" ")
         given = _digest(key.strip())
-        found = False
+        is_known = False
         for digest in self._digests:
-            found |= hmac.compare_digest(digest, given)
-        return found and scheme.lower() == "bearer"
+            is_known |= hmac.compare_digest(digest, given)
+        return is_known and scheme.lower() == "bearer"
 
     def become(self, other: Keys) -> None:
         """Hold the other's keys from now on."""
@@ -171,10 +171,10 @@ class Secrets:
 
 def _contents(paths: tuple[str | None, ...]) -> list[bytes | str | None]:
     """Of each file; in its place the error why it cannot be read."""
-    found: list[bytes | str | None] = []
+    contents: list[bytes | str | None] = []
     for path in paths:
         try:
-            found.append(Path(path).read_bytes() if path is not None else None)
+            contents.append(Path(path).read_bytes() if path is not None else None)
         except OSError as error:
-            found.append(str(error))
-    return found
+            contents.append(str(error))
+    return contents

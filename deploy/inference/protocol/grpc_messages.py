@@ -26,18 +26,18 @@ def _version(asked: Message) -> tuple[str, str | None]:
 
 
 def _metadata(core: Core, asked: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-    found = metadata.model_metadata(core, *_version(asked))
+    about = metadata.model_metadata(core, *_version(asked))
     return pb.ModelMetadataResponse(  # it has no place for parameters
-        name=found["name"],
-        versions=found["versions"],
-        platform=found["platform"],
-        inputs=found["inputs"],
-        outputs=found["outputs"],
+        name=about["name"],
+        versions=about["versions"],
+        platform=about["platform"],
+        inputs=about["inputs"],
+        outputs=about["outputs"],
     )
 
 
 # What each call tells of a core; what it does stands in inference.proto.
-TOLD: Mapping[str, Callable[[Core, Message], Message]] = {
+DESCRIPTIONS: Mapping[str, Callable[[Core, Message], Message]] = {
     "ServerLive": lambda core, _: pb.ServerLiveResponse(live=core.live()),
     "ServerReady": lambda core, _: pb.ServerReadyResponse(ready=core.ready()),
     "ServerMetadata": lambda *_: pb.ServerMetadataResponse(**metadata.server_metadata()),
@@ -61,8 +61,10 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, object]:
     """Python's values of a map of parameters, without those that hold nothing."""
     if not parameters:
         return {}
-    kinds = ((key, one, one.WhichOneof("parameter_choice")) for key, one in parameters.items())
-    return {key: getattr(one, kind) for key, one, kind in kinds if kind is not None}
+    kinds = (
+        (key, value, value.WhichOneof("parameter_choice")) for key, value in parameters.items()
+    )
+    return {key: getattr(value, kind) for key, value, kind in kinds if kind is not None}
 
 
 def read_request(request: pb.ModelInferRequest, seconds_left: float | None) -> RawRequest:

@@ -23,7 +23,7 @@ from fleetbert.deploy.inference.protocol.admin import Caller, change
 from fleetbert.deploy.inference.protocol.cancelling import cancelled_as
 from fleetbert.deploy.inference.protocol.grpc_health import HEALTH, SERVICE, Health
 from fleetbert.deploy.inference.protocol.grpc_messages import (
-    TOLD,
+    DESCRIPTIONS,
     read_parameters,
     read_request,
     to_message,
@@ -254,12 +254,12 @@ class Service:
 
     def act(self, method: str) -> Act:
         """What answers the method's requests."""
-        if method not in TOLD:
-            own: Act = getattr(self, method)
-            return own
+        if method not in DESCRIPTIONS:
+            act: Act = getattr(self, method)
+            return act
 
         async def tell(request: Message, _: Context) -> Message:
-            return TOLD[method](self._core, request)
+            return DESCRIPTIONS[method](self._core, request)
 
         return tell
 
@@ -286,8 +286,8 @@ class Service:
                     share.take(len(data))
                     request = read(data)
                     reply.infer_response.id = request.id
-                    found, _ = await self._infer(request, context.time_remaining())
-                    reply.infer_response.CopyFrom(found)
+                    response, _ = await self._infer(request, context.time_remaining())
+                    reply.infer_response.CopyFrom(response)
             except Exception as error:
                 if not isinstance(error, Failure):
                     log.error("a streamed request failed", exc_info=error)

@@ -82,10 +82,10 @@ class InferenceCall:
             target = (asked.model, asked.version)
             answering = infer(self._core, self._safety, *target, asked.read, seen, share)
             response = await http_body.unless_gone(answering, scope)
-            content, told = asked.write(response)
+            content, reply_headers = asked.write(response)
             seen.response = response
-        told = [*told, (b"content-length", b"%d" % len(content))]
-        await send({"type": "http.response.start", "status": 200, "headers": told})
+        reply_headers = [*reply_headers, (b"content-length", b"%d" % len(content))]
+        await send({"type": "http.response.start", "status": 200, "headers": reply_headers})
         await send({"type": "http.response.body", "body": content})
 
 
@@ -155,14 +155,14 @@ def find(
         raise Failure(Reason.UNAVAILABLE, "the server's models are not loaded yet", 1.0)
     else:
         raise refuse(f"no model of this server answers with {what}")
-    found = core.find(model, version)
-    if not is_able(found):
+    target = core.find(model, version)
+    if not is_able(target):
         others = f"these do: {list_names(names)}" if names else "no model of this server does"
-        task = found.task.replace("_", " ")
+        task = target.task.replace("_", " ")
         raise refuse(
-            f"model {found.model} does not answer with {what}: its task is {task}; {others}"
+            f"model {target.model} does not answer with {what}: its task is {task}; {others}"
         )
-    return model, version, found
+    return model, version, target
 
 
 def refuse_direction(message: Mapping[str, Any]) -> None:

@@ -40,7 +40,9 @@ def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) ->
         return {"id": name, "object": "model", "created": began, "owned_by": OWNER}
 
     async def models(_: HttpRequest) -> HttpResponse:
-        names = sorted({one.model for one in core.versions() if one.state is State.READY})
+        names = sorted(
+            {version.model for version in core.versions() if version.state is State.READY}
+        )
         return json_response({"object": "list", "data": [describe(name) for name in names]})
 
     async def model(request: HttpRequest) -> HttpResponse:
@@ -58,7 +60,7 @@ def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) ->
 
 def read(message: http_json.Json, core: Core) -> Asked:
     """POST /v1/embeddings; Failure BAD_REQUEST with the field that is wrong."""
-    model, version, found = http_call.find(message, core, VECTORS)
+    model, version, target = http_call.find(message, core, VECTORS)
     texts = message.get("input")
     texts = [texts] if type(texts) is str else texts
     if type(texts) is not list or not texts:
@@ -69,7 +71,7 @@ def read(message: http_json.Json, core: Core) -> Asked:
     form = FORMATS[0] if form is None else form
     if form not in FORMATS:
         raise refuse(f"encoding_format is {show(form)}; it has to be {' or '.join(FORMATS)}")
-    dimensions = http_call.read_dimensions(message, found)
+    dimensions = http_call.read_dimensions(message, target)
     raw = http_call.of_texts(VECTORS, texts)
     unknown = unknown_parameters(raw._replace(parameters=message), FIELDS)
     return Asked(

@@ -45,7 +45,9 @@ def read(message: http_json.Json, core: Core) -> Asked:
         raise refuse(f"{field} has to be a list of texts, at least one")
     documents = given
     if field == "documents":
-        documents = [one.get("text") if type(one) is dict else one for one in given]
+        documents = [
+            document.get("text") if type(document) is dict else document for document in given
+        ]
     for number, text in enumerate(documents):
         if type(text) is not str:
             raise refuse(
@@ -71,14 +73,14 @@ def read(message: http_json.Json, core: Core) -> Asked:
         raw_scores = flags[2] or output == VECTORS
         scores = values if raw_scores else 0.5 * (1 + np.tanh(0.5 * values))
         order = np.argsort(-values, kind="stable").tolist()[:most]
-        found: list[http_json.Json] = [{"index": n, score: float(scores[n])} for n in order]
-        for one in found if any(flags[:2]) else ():
-            text = documents[one["index"]]
-            one[inside] = text if field == "texts" else {"text": text}
+        ranked: list[http_json.Json] = [{"index": n, score: float(scores[n])} for n in order]
+        for row in ranked if any(flags[:2]) else ():
+            text = documents[row["index"]]
+            row[inside] = text if field == "texts" else {"text": text}
         if field == "texts":
-            return http_call.as_json(found, unknown)
+            return http_call.as_json(ranked, unknown)
         meta = {"billed_units": {"search_units": 1}}
-        return http_call.as_json({"results": found, "meta": meta}, unknown)
+        return http_call.as_json({"results": ranked, "meta": meta}, unknown)
 
     return Asked(model, version, lambda: raw, write)
 
@@ -87,10 +89,10 @@ def _model(message: http_json.Json, core: Core) -> tuple[str, str | None, str]:
     """The one that is named, or the only one that ranks: the only one with a number for pairs, and
     where there is none, with vectors. And its output that is read."""
     able: dict[str, set[str]] = {VALUES: set(), VECTORS: set()}
-    for one in core.versions():
-        output = _output(one)
-        if one.state is State.READY and output is not None:
-            able[output].add(one.model)
+    for served in core.versions():
+        output = _output(served)
+        if served.state is State.READY and output is not None:
+            able[output].add(served.model)
     names = sorted(able[VALUES] | able[VECTORS])
     if message.get("model") is None:
         output = VALUES if able[VALUES] else VECTORS
@@ -99,11 +101,11 @@ def _model(message: http_json.Json, core: Core) -> tuple[str, str | None, str]:
         (name,) = able[output]
         return name, None, output
     model, version = http_call.read_model(message)
-    found = core.find(model, version)
-    output = _output(found)
+    target = core.find(model, version)
+    output = _output(target)
     if output is None:
         raise refuse(
-            f"model {found.model} cannot rank: it has neither a number for a pair of texts nor "
+            f"model {target.model} cannot rank: it has neither a number for a pair of texts nor "
             f"vectors; these can: {list_names(names)}"
         )
     return model, version, output

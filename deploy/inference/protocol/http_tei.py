@@ -82,13 +82,13 @@ def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) ->
         "/tokenize": tokenize,
     }
     rerank = asking(http_rerank.read)  # without a model http_rerank has it
-    found: list[BaseRoute] = [Route(MODEL, asking(read_plain), methods=["POST"])]
-    found.append(Route(f"{MODEL}/rerank", rerank, methods=["POST"]))
+    routes: list[BaseRoute] = [Route(MODEL, asking(read_plain), methods=["POST"])]
+    routes.append(Route(f"{MODEL}/rerank", rerank, methods=["POST"]))
     for prefix in ("", MODEL):
-        found.append(Route(f"{prefix}/info", info))
+        routes.append(Route(f"{prefix}/info", info))
         for path, call in answering.items():
-            found.append(Route(prefix + path, call, methods=["POST"]))
-    return found
+            routes.append(Route(prefix + path, call, methods=["POST"]))
+    return routes
 
 
 def error_body(status: int, message: str) -> dict[str, object]:
@@ -97,9 +97,9 @@ def error_body(status: int, message: str) -> dict[str, object]:
 
 def read_embed(message: http_json.Json, core: Core) -> Asked:
     """POST /embed: a vector for each text. Failure BAD_REQUEST with the field that is wrong."""
-    model, version, found = http_call.find(message, core, VECTORS)
+    model, version, target = http_call.find(message, core, VECTORS)
     texts = read_texts(message.get("inputs"))
-    dimensions = http_call.read_dimensions(message, found)
+    dimensions = http_call.read_dimensions(message, target)
     if not http_call.read_flag(message, "normalize", default=True):
         raise refuse("normalize is false, but the vectors of this server have length 1")
     raw = _request(VECTORS, texts, None, message)
@@ -116,14 +116,14 @@ def read_embed(message: http_json.Json, core: Core) -> Asked:
 
 def read_predict(message: http_json.Json, core: Core) -> Asked:
     """POST /predict: the labels of a text, of a pair, or of a list of [text] and [text, text]."""
-    model, version, found = http_call.find(message, core, SCORES)
+    model, version, target = http_call.find(message, core, SCORES)
     texts, pairs, single = _read_inputs(message.get("inputs"))
     output = LOGITS if http_call.read_flag(message, "raw_scores") else SCORES
     raw = _request(output, texts, pairs, message)
     unknown = unknown_parameters(raw._replace(parameters=message), (*COMMON, "raw_scores"))
 
     def write(response: Response) -> Content:
-        rows = [_sorted(found.labels, row) for row in http_call.array(response, output)]
+        rows = [_sorted(target.labels, row) for row in http_call.array(response, output)]
         return http_call.as_json(rows[0] if single else rows, unknown)
 
     return Asked(model, version, lambda: raw, write)
@@ -151,12 +151,12 @@ def read_similarity(message: http_json.Json, core: Core) -> Asked:
 
 def read_plain(message: http_json.Json, core: Core) -> Asked:
     """POST /models/MODEL with {"text": ...}: an object for each text, for people to read."""
-    model, version, found = http_call.find(message, core)
+    model, version, target = http_call.find(message, core)
     texts = read_texts(message.get("text"), "text")
     pairs = message.get("text_pair")
     pairs = None if pairs is None else read_texts(pairs, "text_pair")
     parameters = {name: message[name] for name in PARAMETERS if name in message}
-    names = [tensor.name for tensor in found.outputs if tensor.name != LOGITS]
+    names = [tensor.name for tensor in target.outputs if tensor.name != LOGITS]
     raw = http_call.of_texts(names[0], texts, pairs)._replace(parameters=parameters, outputs=names)
     unknown = unknown_parameters(
         raw._replace(parameters=message), ("model", "text", "text_pair", *PARAMETERS)
@@ -164,7 +164,7 @@ def read_plain(message: http_json.Json, core: Core) -> Asked:
 
     def write(response: Response) -> Content:
         answers: list[dict[str, object]] = [{} for _ in texts]
-        labels = {str(label): label for label in found.labels}
+        labels = {str(label): label for label in target.labels}
         for name in names:
             values = response.outputs[name]
             for answer, value in zip(answers, values):
@@ -175,8 +175,8 @@ def read_plain(message: http_json.Json, core: Core) -> Asked:
                 elif name in ("labels", "spans"):
                     value = orjson.loads(value)
                 answer[name] = value
-        told = {"model": response.model, "version": response.version, "answers": answers}
-        return http_call.as_json(told, unknown)
+        body = {"model": response.model, "version": response.version, "answers": answers}
+        return http_call.as_json(body, unknown)
 
     return Asked(model, version, lambda: raw, write)
 

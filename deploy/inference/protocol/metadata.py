@@ -72,39 +72,39 @@ def server_metadata() -> ServerMetadata:
 
 def model_metadata(core: Core, model: str, version: str | None = None) -> ModelMetadata:
     """Of the version that a request with these words would go to; Failure as in `Core.find`."""
-    found = core.find(model, version)
+    target = core.find(model, version)
     ready = (other for other in core.versions(model) if other.state is State.READY)
     return {
-        "name": found.model,
+        "name": target.model,
         "versions": [other.version for other in ready],
         "platform": PLATFORM,
-        "inputs": [dict(zip(TENSOR, one)) for one in _inputs(found)],
-        "outputs": [dict(zip(TENSOR, one)) for one in found.outputs],
+        "inputs": [dict(zip(TENSOR, tensor)) for tensor in _inputs(target)],
+        "outputs": [dict(zip(TENSOR, tensor)) for tensor in target.outputs],
         "parameters": {
-            "task": found.task,
-            "labels": list(found.labels),
-            "max_length": found.max_length,
-            "variant": found.variant,
-            "bundle": found.bundle,
+            "task": target.task,
+            "labels": list(target.labels),
+            "max_length": target.max_length,
+            "variant": target.variant,
+            "bundle": target.bundle,
         },
     }
 
 
 def model_config(core: Core, model: str, version: str | None = None) -> dict[str, object]:
     """The same as Triton's ModelConfig, for its clients; a batch is the first dimension."""
-    found = core.find(model, version)
+    target = core.find(model, version)
 
     def describe(name: str, datatype: str, shape: tuple[int, ...]) -> dict[str, object]:
-        instead = ("text",) if found.fields else IDS
-        told: dict[str, object] = {"optional": True} if name in instead else {}
-        return {"name": name, "data_type": TYPES[datatype], "dims": shape, **told}
+        instead = ("text",) if target.fields else IDS
+        optional: dict[str, object] = {"optional": True} if name in instead else {}
+        return {"name": name, "data_type": TYPES[datatype], "dims": shape, **optional}
 
     return {
-        "name": found.model,
+        "name": target.model,
         "platform": PLATFORM,
         "max_batch_size": 0,
-        "input": [describe(*one) for one in _inputs(found)],
-        "output": [describe(*one) for one in found.outputs],
+        "input": [describe(*tensor) for tensor in _inputs(target)],
+        "output": [describe(*tensor) for tensor in target.outputs],
     }
 
 

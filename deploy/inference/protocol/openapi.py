@@ -39,8 +39,8 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
             continue
         for call in calls.values():
             error = next((name for end, name in ERRORS.items() if end in path), "Error")
-            told = call["responses"].items()
-            codes = {code: error if name == "Error" else name for code, name in told}
+            replies = call["responses"].items()
+            codes = {code: error if name == "Error" else name for code, name in replies}
             codes["500"] = error
             if api_key and "security" not in call:
                 codes["401"] = error
@@ -53,7 +53,7 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
         if path.startswith(MODEL):
             paths[path.replace(MODEL, MODEL + "/versions/{version}")] = _of_version(calls)
     _require_properties(source)
-    found: Json = {
+    document: Json = {
         "openapi": "3.0.3",
         "info": {
             "title": "fleetbert",
@@ -66,22 +66,22 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
         "components": {"schemas": source["schemas"]},
     }
     if api_key:
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
-    return found
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
 
 
 def _response(source: Json, code: str, schema: str | None) -> Json:
-    found: Json = {"description": source["meanings"][code]}
+    response: Json = {"description": source["meanings"][code]}
     headers = source["headers"].get(code) or source["headers"].get(str(schema))
     if headers:
-        found["headers"] = headers
+        response["headers"] = headers
     if schema is not None:
         content = {"schema": {"$ref": f"#/components/schemas/{schema}"}}
-        found["content"] = {"application/json": content}
+        response["content"] = {"application/json": content}
     if schema == "InferenceResponse":
-        found["content"]["application/octet-stream"] = {"schema": {}}
-    return found
+        response["content"]["application/octet-stream"] = {"schema": {}}
+    return response
 
 
 def _of_version(calls: Json) -> Json:
@@ -94,8 +94,8 @@ def _of_version(calls: Json) -> Json:
 
 
 def _in_path(name: str, description: str, **schema: str) -> Json:
-    found: Json = {"name": name, "in": "path", "required": True, "description": description}
-    return {**found, "schema": {"type": "string", "minLength": 1, **schema}}
+    parameter: Json = {"name": name, "in": "path", "required": True, "description": description}
+    return {**parameter, "schema": {"type": "string", "minLength": 1, **schema}}
 
 
 def _require_properties(part: Any) -> None:

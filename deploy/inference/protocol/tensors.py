@@ -256,9 +256,9 @@ def _without_column(tensor: Tensor) -> Tensor:
     return tensor._replace(shape=tensor.shape[:1], values=values)
 
 
-def _wrong_count(name: str, found: int, shape: Sequence[int]) -> Failure:
+def _wrong_count(name: str, count: int, shape: Sequence[int]) -> Failure:
     return refuse(
-        f"data of input '{name}' has {found} elements, which does not fit its shape {list(shape)}"
+        f"data of input '{name}' has {count} elements, which does not fit its shape {list(shape)}"
     )
 
 

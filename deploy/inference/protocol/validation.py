@@ -74,9 +74,9 @@ def validate(
                 f"input {show(name)} is unknown; model {target.model} takes {takes}, or {others}"
             )
     for name in raw.outputs:
-        told = [tensor.name for tensor in target.outputs]
-        if name not in told:
-            raise refuse(f"output {show(name)} is unknown; choose from {', '.join(told)}")
+        names = [tensor.name for tensor in target.outputs]
+        if name not in names:
+            raise refuse(f"output {show(name)} is unknown; choose from {', '.join(names)}")
     if len(set(raw.outputs)) != len(raw.outputs):
         raise refuse(f"output '{_repeated(raw.outputs)}' is asked for twice")
     texts = texts_b = None
@@ -184,10 +184,10 @@ def _read_ids(
     return rows, first_lengths
 
 
-def _check_shape(name: str, found: np.ndarray, ids: np.ndarray) -> None:
-    if found.shape != ids.shape:
+def _check_shape(name: str, array: np.ndarray, ids: np.ndarray) -> None:
+    if array.shape != ids.shape:
         raise refuse(
-            f"shape of input '{name}' is {list(found.shape)}, but that of 'input_ids' is "
+            f"shape of input '{name}' is {list(array.shape)}, but that of 'input_ids' is "
             f"{list(ids.shape)}"
         )
 

@@ -39,7 +39,7 @@ class VersionFolder:
     failed: bool = False
 
 
-Found = Dict[str, Dict[int, VersionFolder]]  # by model and version
+Folders = Dict[str, Dict[int, VersionFolder]]  # by model and version
 
 
 class Index:
@@ -49,7 +49,7 @@ class Index:
     def __init__(self, root: Path):
         self._root = root
         self._known: dict[Path, VersionFolder] = {}
-        self._told: set[Path] = set()  # folders with wrong names
+        self._reported: set[Path] = set()  # folders with wrong names
         self._failing: set[Path] = set()  # folders that cannot be read
         self._broken: dict[tuple[Path, str], float] = {}  # since when, and why, not whole
 
@@ -57,10 +57,10 @@ class Index:
         """Whether a further look may find what the machine refused."""
         return bool(self._failing) or any(folder.failed for folder in self._known.values())
 
-    def look(self, anew: str | None = None) -> Found | None:
+    def look(self, anew: str | None = None) -> Folders | None:
         """What is there now. What has not changed is not read again, but for the model `anew`, and
         what cannot be read for now is as it was; None if that is the root."""
-        index: Found = {}
+        index: Folders = {}
         try:
             folders = self._folders(self._root, MODEL_NAME, "a model")
         except OSError as error:
@@ -110,8 +110,8 @@ class Index:
                 continue  # somebody's temporary files
             if name.fullmatch(path.name):
                 folders.append(path)
-            elif path not in self._told:
-                self._told.add(path)
+            elif path not in self._reported:
+                self._reported.add(path)
                 log.warning("%s is not named like %s and is ignored", path, what)
         return folders
 

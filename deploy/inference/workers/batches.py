@@ -136,7 +136,7 @@ def _open(head: Head) -> Opened:
     variant = head["variant"]
     options = {name: head[name] for name in ("device", "threads", "pad_id")}
     # A file that the manifest does not list was never there.
-    listed = [file.path for one in bundle.manifest.variants for file in one.files]
+    listed = [file.path for variant in bundle.manifest.variants for file in variant.files]
     try:
         engine = engines.open(bundle, variant, verify=False, **options)
     except FileNotFoundError as error:
@@ -163,5 +163,5 @@ def _by_speed(
         yield None, np.arange(len(texts.lengths)), texts
         return
     for speed in dict.fromkeys(speeds):
-        chosen = np.array([number for number, one in enumerate(speeds) if one == speed])
+        chosen = np.array([number for number, wanted in enumerate(speeds) if wanted == speed])
         yield speed, *next(texts.parts([chosen]))

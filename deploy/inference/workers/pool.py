@@ -227,12 +227,12 @@ class Pool:
         """Start all workers; Refused or Lost if one of them cannot open the variant or answers
         the golden texts wrong. `gently` leaves the processors to others meanwhile."""
         starts = [self._start(number, gently) for number in range(self.size)]
-        found = await asyncio.gather(*starts, return_exceptions=True)
-        for result in found:
+        started = await asyncio.gather(*starts, return_exceptions=True)
+        for result in started:
             if isinstance(result, BaseException):
                 await self.close()
                 raise result
-        for number, worker in enumerate(found):
+        for number, worker in enumerate(started):
             assert isinstance(worker, Worker)
             self._keepers.append(asyncio.ensure_future(self._keep(number, worker)))
             self._release(worker)
@@ -255,13 +255,13 @@ class Pool:
         speeds = [text.speed for text in texts] if asked else None
         try:
             timeout = max(self.plan.hang_seconds, SLOWEST * expected)
-            found = await self._run(worker, ids, first_lengths, speeds, timeout)
+            answers = await self._run(worker, ids, first_lengths, speeds, timeout)
         except Refused as error:
             # What state native code is in after an error, nobody knows.
             worker.kill("error")
             raise Lost("error", str(error)) from None
         self._release(worker)
-        return found
+        return answers
 
     async def close(self) -> None:
         """End all workers."""
@@ -389,7 +389,7 @@ class Pool:
                     f"{difference:.3g}, from worker to worker or from time to time"
                 )
         if is_first:
-            alone = np.concatenate([await self._golden_logits(worker, [one]) for one in ids])
+            alone = np.concatenate([await self._golden_logits(worker, [row]) for row in ids])
             difference = float(np.abs(alone - logits).max())
             if not difference <= SAME_ALONE * max(1.0, float(np.abs(logits).max())):
                 raise Refused(
@@ -399,7 +399,7 @@ class Pool:
                 )
 
     async def _golden_logits(self, worker: Worker, ids: Sequence[np.ndarray]) -> np.ndarray:
-        lengths, speeds = [len(one) for one in ids], [0.0] * len(ids)  # as they were recorded
+        lengths, speeds = [len(row) for row in ids], [0.0] * len(ids)  # as they were recorded
         return (await self._run(worker, ids, lengths, speeds, OPEN_SECONDS)).logits
 
     async def _run(

@@ -56,7 +56,7 @@ forking: ForkServer | None = None  # forks workers; None: they are started anew
 
 def share_processors(engine: Engine) -> tuple[tuple[tuple[int, ...], ...], int]:
     """The processors of each worker (none where it is not pinned), and its threads."""
-    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    numbers = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     allowed = limits.read()
     count = allowed.processors
     if engine.workers is not None:
@@ -69,10 +69,10 @@ def share_processors(engine: Engine) -> tuple[tuple[tuple[int, ...], ...], int]:
             workers = min(workers, max(1, allowed.memory // WORKER_BYTES - 1))
     threads = engine.threads or max(1, count // workers)
     # Containers that have a quota each would all be pinned to the same processors.
-    if not engine.pin or workers * threads > len(own) or count < len(own):
+    if not engine.pin or workers * threads > len(numbers) or count < len(numbers):
         return ((),) * workers, threads
     return tuple(
-        tuple(own[number * threads : (number + 1) * threads]) for number in range(workers)
+        tuple(numbers[number * threads : (number + 1) * threads]) for number in range(workers)
     ), threads
 
 
