@@ -313,6 +313,7 @@ def test_sigterm_answers_what_was_taken(programs, bundle):
                 assert not asked.done()
             process.send_signal(signal.SIGTERM)
             right(asked.result(), bundle, TEXT["data"])
+            assert asked.result().headers["Connection"] == "close"
         assert process.wait(DEADLINE) == 0
         assert "Stopping" in process.stdout.read()
 
