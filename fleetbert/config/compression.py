@@ -80,7 +80,6 @@ REMOVED = {
 
 # The commands whose --help shows a key.
 QUANTIZE, GATED = ("quantize",), ("quantize", "distill self", "compress")
-CHOSEN = ("quantize", "compress")
 
 
 def refuse_removed(values: Mapping[str, object], removed: Mapping[str, Removed]) -> None:
@@ -165,7 +164,7 @@ class Selection(Section):
         "labelled table on which clip, onnx and early exit choose, never gate.data (null: texts "
         "held out of calibration.data, or of data.train for early exit, with their labels, or "
         "float32's answers where they have none)",
-        common_for=CHOSEN,
+        common_for=QUANTIZE,
     )
     texts: int = key(
         1000, "limit of these texts, a random sample; at most a fifth is held out", ge=1

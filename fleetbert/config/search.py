@@ -46,6 +46,14 @@ class LargerDrop(Gate):
     )
 
 
+class Choice(Selection):
+    data: Optional[str] = key(
+        None,
+        "labelled table that candidates are compared on, neither gate.data nor data.train",
+        common_for=COMPRESS,
+    )
+
+
 class Compress(Section):
     """A job that makes the smaller and faster model that meets its budgets."""
 
@@ -61,7 +69,7 @@ class Compress(Section):
     )
     epochs: int = key(2, "epochs of prune and student", common_for=COMPRESS, ge=1)
     data: Data = Data()
-    selection: Selection = Selection()
+    selection: Choice = Choice()
     gate: LargerDrop = LargerDrop()
     threads: Optional[int] = key(
         None, "threads of the engines that are measured (null: all processors)", ge=1
@@ -74,6 +82,8 @@ class Compress(Section):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Compress:
+        if self.data.train is None:
+            raise ValueError("data.train: name a labelled table to calibrate and train with")
         check_data(self.data)
         check_gate(self.gate)
         if self.selection.data is None:
