@@ -7,6 +7,7 @@ from typing import Any, Sequence
 
 import matplotlib
 
+from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.compress.candidate import Candidate
@@ -49,10 +50,12 @@ def write(
             )
             for key, (title, label, budget) in axes.items()
         ]
-    columns = ["candidate", "variant", shown, "drop (95 %)", "ms", "float32's ms", "MB", ""]
+    columns = ["candidate", "variant", shown, "drop (95 %)", "ms", "float32's ms", "MB"]
+    rows = [_row(one, one.drop) for one in tried if one.drop is not None]
+    failed = [Text(one.describe(), "muted") for one in tried if one.failed]
     note = (
-        f"On {job.selection.data}. Times are medians, each in turns with float32. The line joins "
-        "candidates that no other beats in both."
+        f"On {job.selection.data}. Times are medians, each in turns with float32. Named in the "
+        "figures: candidates that no other beats in both."
     )
     page.write(
         path,
@@ -61,16 +64,13 @@ def write(
         note=f"allowed: {limits(job)}",
         sections=[
             Section("", [Text(verdict, "card")]),
-            Section("Candidates", [*drawn, Table(columns, [_row(one) for one in tried], note)]),
+            Section("Candidates", [*drawn, Table(columns, rows, note), *failed]),
             page.how_it_was_made(job.model_dump(), "Machine", environment.machine(gate.threads)),
         ],
     )
 
 
-def _row(candidate: Candidate) -> list[str]:
-    drop = candidate.drop
-    if candidate.failed or drop is None:
-        return [candidate.name, *[""] * 6, candidate.failed]
+def _row(candidate: Candidate, drop: bundles.Drop) -> list[str]:
     return [
         candidate.name,
         candidate.variant,
@@ -79,7 +79,6 @@ def _row(candidate: Candidate) -> list[str]:
         number(candidate.ms),
         number(candidate.float32_ms),
         f"{candidate.mb:.1f}",
-        "",
     ]
 
 
@@ -109,8 +108,9 @@ def _front(
     for point in points:
         place = getattr(point, key), 100 * point.accuracy
         axes.plot(*place, "o", color=TRAIN, markerfacecolor=TRAIN if point in best else "none")
-        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}
-        axes.annotate(point.name, place, xytext=(7, 0), **style)
+        if point in best:
+            style: dict[str, Any] = {"textcoords": "offset points", "va": "top", "fontsize": 8}
+            axes.annotate(point.name, place, xytext=(5, -5), **style)
     if budget is not None:
         axes.axvline(budget, color=DEV, linewidth=1, linestyle="--")
     axes.margins(x=0.3, y=0.2)
