@@ -3,6 +3,7 @@ none of it but plain addition (docs/ps.md); these tests say what of it is right.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -10,46 +11,50 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fleet_auc
 import numpy as np
 import pytest
 import server_rules
+from sklearn.metrics import roc_auc_score
 
 pytestmark = pytest.mark.slow
 
 RATE, FIRST_SUM = 0.1, 3.0
 
 
-def run(*words: str) -> dict[str, list]:
-    """What a trainer with one server prints."""
-    with socket.socket() as one, socket.socket() as other:
-        for taken in (one, other):
+def run(script: str, *words: str, trainers: int = 1, **environ: str) -> list[str]:
+    """What each trainer prints, beside one server."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(1 + trainers)]
+        for taken in sockets:
             taken.bind(("127.0.0.1", 0))
-        ports = [taken.getsockname()[1] for taken in (one, other)]
+        ports = [taken.getsockname()[1] for taken in sockets]
+    endpoints = [f"127.0.0.1:{port}" for port in ports]
     usual = {
-        "PADDLE_WITH_GLOO": "0", "PADDLE_TRAINERS_NUM": "1", "POD_IP": "127.0.0.1",
-        "PADDLE_TRAINER_ID": "0", "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{ports[0]}",
-        "PADDLE_TRAINER_ENDPOINTS": f"127.0.0.1:{ports[1]}", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PADDLE_WITH_GLOO": "0", "PADDLE_TRAINERS_NUM": str(trainers), "POD_IP": "127.0.0.1",
+        "PADDLE_PSERVERS_IP_PORT_LIST": endpoints[0], "OMP_NUM_THREADS": "1",
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints[1:]),
+        "PYTHONPATH": str(Path(__file__).parents[2]), **environ,
     }  # fmt: skip
-    started = [
-        subprocess.Popen(
-            [sys.executable, server_rules.__file__, *words],
-            env={**os.environ, **usual, "TRAINING_ROLE": role, "PADDLE_PORT": str(port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    started = []
+    for number, port in enumerate(ports):
+        role = "TRAINER" if number else "PSERVER"
+        own = {"TRAINING_ROLE": role, "PADDLE_TRAINER_ID": str(max(0, number - 1))}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, script, *words],
+                env={**os.environ, **usual, **own, "PADDLE_PORT": str(port)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         )
-        for role, port in zip(("PSERVER", "TRAINER"), ports)
-    ]
     try:
-        printed = started[1].communicate(timeout=120)[0]
+        return [process.communicate(timeout=120)[0] for process in started[1:]]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    told = [line for line in printed.splitlines() if line.startswith('{"pulled"')]
-    assert told, printed
-    return json.loads(told[0])
 
 
 def sgd(gradient: np.ndarray) -> np.ndarray:
@@ -92,7 +97,10 @@ def adam(gradient: np.ndarray) -> np.ndarray:
     ],
 )  # fmt: skip
 def test_rules_and_counters(accessor, first, others, expected):
-    told = run(accessor, first, others)
+    (printed,) = run(server_rules.__file__, accessor, first, others)
+    lines = [line for line in printed.splitlines() if line.startswith('{"pulled"')]
+    assert lines, printed
+    told = json.loads(lines[0])
     pulled = np.array(told["pulled"])
     pushes = server_rules.PUSHES + 1  # with the one that makes room
     counters = 2 if accessor == "CtrCommonAccessor" else 0
@@ -103,3 +111,13 @@ def test_rules_and_counters(accessor, first, others, expected):
         assert shows == [1, 2, 3, 4, 2, 1, 0]  # halved each day, and deleted below 0.8
     assert told["rows"] == [2, 2, 0]
     assert not pulled[-1].any()
+
+
+def test_fleets_auc_of_all_trainers_is_scikit_learns(tmp_path):
+    """Of scores in its buckets; Paddle's processes meet by Gloo."""
+    gloo = {"PADDLE_WITH_GLOO": "1", "PADDLE_GLOO_RENDEZVOUS": "2"}
+    folder = {"PADDLE_GLOO_FS_PATH": str(tmp_path / "gloo")}
+    expected = roc_auc_score(*fleet_auc.scores())
+    for printed in run(fleet_auc.__file__, trainers=2, **gloo, **folder):
+        (line,) = [line for line in printed.splitlines() if line.startswith("auc ")] or [printed]
+        assert float(line.split()[1]) == pytest.approx(expected, abs=1e-12), printed
