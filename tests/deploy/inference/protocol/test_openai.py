@@ -56,7 +56,7 @@ def test_one_text_and_a_version(post, server):
     [
         ({"model": None}, 400, "model is missing"),
         ({"model": "nobody"}, 404, "there is no model 'nobody'"),
-        ({"model": "sst"}, 400, "model sst answers with no vectors: its task is classification"),
+        ({"model": "sst"}, 400, "model sst does not answer with vectors: its task is"),
         ({"model": "vectors/9"}, 404, "has no version '9'"),
         ({"input": None}, 400, "input has to be a text or a list of texts"),
         ({"input": [1, 2]}, 400, "send texts"),
