@@ -22,18 +22,18 @@ using nlohmann::ordered_json;
 
 constexpr char kUsage[] = R"(usage: fleetbert-lite COMMAND --bundle DIR [options]
 
-  predict --bundle DIR [--input FILE]   answer texts, one a line ("-" or nothing: standard input);
-                                        of pairs, with a tab between; a JSON object a line comes out
+  predict --bundle DIR [--input FILE]   answer the lines of FILE (default: standard input), a text
+                                        or two texts with a tab between; print a JSON object per line
   bench --bundle DIR [--batch 1] [--length 64] [--warmup 5] [--repeats 50] [--json yes]
-                                        time batches of random tokens
-  info --bundle DIR                     what is in the bundle, and what runs here
+                                        measure the speed on batches of random tokens
+  info --bundle DIR                     list the bundle's variants, and which of them run here
 
-  --variant NAME       one of the bundle's; else the only one for this processor
+  --variant NAME       the variant to run (default: the only one for this processor)
   --threads N          threads of the engine (1)
   --power-mode MODE    high, low, full, no-bind, rand-high or rand-low cores (no-bind)
-  --speed S            of variants with early exit: texts leave whose uncertainty is under it, from
-                       0 (none) to 1 (the variant's own speed)
-  --engine lite|fake   fake: for tests, answers from the ids alone
+  --speed S            early exit: a text exits when its uncertainty is below S, from 0 (never) to 1
+                       (default: the variant's)
+  --engine lite|fake   fake: for tests, answers computed from the token ids alone
 )";
 
 constexpr size_t kWindow = 256;  // lines that are read before they are answered

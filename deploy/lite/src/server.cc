@@ -23,22 +23,22 @@ namespace {
 
 constexpr char kUsage[] = R"(usage: fleetbert-lite-server --bundle DIR [options]
 
-  --variant NAME          one of the bundle's; else the only one for this processor
-  --name NAME             what the model is called in URLs (model)
+  --variant NAME          the variant to run (default: the only one for this processor)
+  --name NAME             the model's name in URLs (model)
   --host ADDRESS          to listen on (127.0.0.1); 0.0.0.0 lets other machines reach it
-  --port N                0: any free one (8000)
+  --port N                the port; 0 takes a free one (8000)
   --threads N             threads of the engine (1)
   --power-mode MODE       high, low, full, no-bind, rand-high or rand-low cores (no-bind)
-  --connections N         whose requests are answered at a time; more wait (32)
-  --queue-texts N         a full queue answers 503 (256)
-  --max-texts N           of one request; more are refused with 413 (64)
-  --max-text-bytes N      of one text (65536)
-  --max-body-bytes N      of one request (1048576)
-  --timeout-ms N          of requests that name no timeout (30000)
-  --body-seconds N        for a request's body to come (30)
-  --speed S               of variants with early exit, where a request names none: texts leave whose
-                          uncertainty is under it, 0 (none) to 1 (the variant's own speed)
-  --engine lite|fake      fake: for tests, answers from the ids alone
+  --connections N         requests that are answered at a time; more wait (32)
+  --queue-texts N         texts that may wait; a full queue answers 503 (256)
+  --max-texts N           texts in a request; more are refused with 413 (64)
+  --max-text-bytes N      bytes of a text (65536)
+  --max-body-bytes N      bytes of a request's body (1048576)
+  --timeout-ms N          time limit of requests that name none (30000)
+  --body-seconds N        time limit for receiving a request's body (30)
+  --speed S               early exit, for requests that name no speed: a text exits when its
+                          uncertainty is below S, from 0 (never) to 1 (default: the variant's)
+  --engine lite|fake      fake: for tests, answers computed from the token ids alone
 )";
 
 struct Settings {
