@@ -26,12 +26,15 @@ def start(
     prefix: tuple[str, ...] = (),
     environ: dict[str, str] | None = None,
     script: Path = SCRIPT,
+    program: str | None = None,
 ) -> Any:
     """launch/train.py, or another `script`, in `folder` as a Popen with `.folder` and `.since`;
-    with options for paddle.distributed.launch (`launcher`) in ranks. End it with `kill`."""
+    with options for paddle.distributed.launch (`launcher`), or a `program` that runs it, in ranks.
+    End it with `kill`."""
     command = [*prefix, sys.executable]
     if launcher is not None:
-        command += ["-m", "paddle.distributed.launch", *launcher, "--log_dir", str(folder / "log")]
+        command += ["-c", program] if program else ["-m", "paddle.distributed.launch"]
+        command += [*launcher, "--log_dir", str(folder / "log")]
     command += [str(script), "--config", str(config), *words]
     with (folder / "output.txt").open("wb") as output:
         process: Any = subprocess.Popen(

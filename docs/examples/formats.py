@@ -80,12 +80,15 @@ def main(argv: list[str]) -> None:
         measured, _ = infer.answer(rows, texts, bundle.labels, given.rounds)
     for order, meaning in ORDERS.items():
         sizes = " ".join(f"{size:>7}" for size in given.batch_sizes)
-        print(f"{'texts/s, ' + meaning:<28} {sizes} accuracy")
+        print(f"{'texts/s, ' + meaning:<28} {sizes} accuracy   first pass")
         for name in workers:
             turns = [measured[f"{name}, {order}:{size}"] for size in given.batch_sizes]
             speeds = " ".join(f"{row.figures.texts_per_s:>7.1f}" for row in turns)
             known = turns[-1].accuracy
-            print(f"{name:<28} {speeds} {'-' if known is None else format(known, '8.4f')}")
+            # The first pass compiles each shape, and is in no other figure.
+            first = sum(row.first_seconds for row in turns)
+            accuracy = "-" if known is None else format(known, ".4f")
+            print(f"{name:<28} {speeds} {accuracy:>8} {first:>10.1f} s")
     draw(measured, list(workers), given.batch_sizes, given.picture)
 
 

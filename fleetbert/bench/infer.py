@@ -92,7 +92,8 @@ class Row(NamedTuple):
 
 class Measured(NamedTuple):
     """A row's figures. Times are in ms, of single texts only. `difference`: the largest between its
-    logits and those of the first row. `padding`: the part of all tokens."""
+    logits and those of the first row. `padding`: the part of all tokens. `first_seconds`: of the
+    uncounted pass, in which an engine compiles each shape."""
 
     engine: str
     order: str
@@ -103,6 +104,7 @@ class Measured(NamedTuple):
     p99_ms: float | None
     accuracy: float | None
     difference: float
+    first_seconds: float = 0.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -345,11 +347,13 @@ def answer(
 ) -> tuple[dict[str, Measured], list[Segment]]:
     """Have all rows answer the texts, once uncounted and then by turns."""
     logits: dict[str, np.ndarray] = {}
+    first_seconds: dict[str, float] = {}
     times: dict[str, list[list[float]]] = {label: [] for label in rows}
     for label, row in rows.items():
         measure.say(f"first pass, not counted: {label}")
         saved = texts.path.with_name("logits.npy")
-        row.worker.ask(plan=row.order, speed=row.speed, save=str(saved))
+        reply = row.worker.ask(plan=row.order, speed=row.speed, save=str(saved))
+        first_seconds[label] = reply["seconds"]
         logits[label] = np.load(saved)
 
     def run(_: int, label: str) -> Json:
@@ -376,6 +380,7 @@ def answer(
             percentile_ms(times[label], 99) if timed else None,
             accuracy(logits[label], texts.examples, labels),
             float(np.abs(logits[label] - first).max()),
+            first_seconds[label],
         )
     return measured, segments
 

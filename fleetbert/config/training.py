@@ -448,8 +448,8 @@ class Profiler(Section):
         before = self.wait_steps + self.warmup_steps
         if self.start_step < before:
             raise ValueError(
-                f"start_step: {self.start_step} leaves no room for wait_steps and warmup_steps, "
-                f"which come before it; set it to {before} or more"
+                f"callbacks.profiler.start_step: {self.start_step} leaves no room for wait_steps "
+                f"and warmup_steps, which come before it; set it to {before} or more"
             )
         return self
 
@@ -513,7 +513,7 @@ class Config(Section):
             raise ValueError("model.vocabulary.data: there is no data.train; name a file of texts")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")
-        if self.strategy.fleet and self.strategy.name == "parameter_server":
+        if self.strategy.fleet and self.strategy.name in ("single", "parameter_server"):
             raise ValueError("strategy.fleet: is for strategy.name: collective; leave it out")
         if self.precision.level == "O2" and self.strategy.gradients == "bfloat16":
             raise ValueError(

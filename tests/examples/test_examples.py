@@ -87,6 +87,7 @@ def test_formats(tiny_bundle, tiny_data, tmp_path):
     assert [line[0] for line in lines] == 2 * names
     assert all(float(cell) > 0 for line in lines if line[0] in names[1:] for cell in line[1:3])
     assert len({line[3] for line in lines if line[0] in names[1:]}) == 1
+    assert all(float(line[4]) > 0 for line in lines if line[0] in names[1:])  # the first pass
     assert "sorted by length" in (tmp_path / "formats.svg").read_text(encoding="utf-8")
 
 

@@ -160,6 +160,7 @@ class TestFleetKeys:
         sharded = {"strategy.fleet": {"hybrid_configs": {"sharding_degree": 2}}}
         for more, said in (
             ({"strategy.name": "parameter_server"}, "is for strategy.name: collective"),
+            ({"strategy.name": "single"}, "is for strategy.name: collective"),
             ({"optimizer.name": "momentum"}, "takes no L2 decay; with optimizer.name: momentum"),
         ):
             with pytest.raises(ValueError, match=said):
