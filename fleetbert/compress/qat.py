@@ -8,10 +8,10 @@ weight has one scale for each output, its largest magnitude. Rows of the
 embedding tables are rounded too, for they are stored so: on SST-2, networks trained without that
 answered with logits 0.16 from what was served, with it 0.02. Nothing else is quantized.
 
-The layers are Paddle's own, put in by the part of its `ImperativeQuantAware` that quantizes inputs.
-PaddleSlim's QAT calls that class, whose other part wraps the outputs too, for scales that no int8
-program here reads: weights get other names, and a network that asks its pooler for its weight
-stops. Ours are the rows of tables, smoothing and learned thresholds.
+The layers are those that Paddle's `ImperativeQuantAware` puts in. PaddleSlim's QAT calls that
+class, which wraps the outputs too, for scales that no int8 program here reads: weights get other
+names, and a network that asks its pooler for its weight stops. Ours are the rows of tables,
+smoothing and learned thresholds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 import paddle
 from paddle.nn import functional as F
-from paddle.nn.quant.quant_layers import QuantizedLinear
-from paddle.quantization.imperative.qat import ImperativeQuantizeInputs
+from paddle.nn.quant import quant_layers
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -34,6 +33,7 @@ from fleetbert.compress.work import Ready, Source, Work
 from fleetbert.graph import smooth as graph
 from fleetbert.graph import split as units
 from fleetbert.graph.weights import largest, quantize
+from fleetbert.models.layers import linear
 
 # Learned thresholds change by this many times the rate of weights: in units of their own logarithm,
 # of which weights' rates would move them by a thousandth in an epoch.
@@ -127,6 +127,21 @@ class Rounded(paddle.nn.Layer):
             lower = self.times.astype("float32") * (step * LEVELS)
             rounded = _rounded(ACTIVATIONS[self.pieces.activation](given - lower) / step)
             return paddle.matmul(rounded, columns)
+
+
+class QuantizedLinear(quant_layers.QuantizedLinear):
+    """Paddle's, of an input that is `rounded` and weights that take what it was divided by."""
+
+    def __init__(self, layer: paddle.nn.Linear, rounded: Rounded):
+        super().__init__(layer, weight_quantize_type="channel_wise_abs_max")
+        self._fake_quant_input = rounded
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return linear(self._fake_quant_input(x), self.rounded_weight(), self.bias)
+
+    def rounded_weight(self) -> paddle.Tensor:
+        by = self._fake_quant_input.by.unsqueeze(1).astype(self.weight.dtype)
+        return self._fake_quant_weight(self.weight * by)
 
 
 def _rounded(x: paddle.Tensor) -> paddle.Tensor:
@@ -228,20 +243,15 @@ def quantize_network(network: paddle.nn.Layer, inputs: Mapping[str, Input]) -> N
 
     The names of weights and biases in its state stay the same; quantizers add theirs.
     """
-    for name, layer in network.network.named_sublayers():
+    rounded = {id(entry): Rounded(entry) for entry in inputs.values()}
+    parts = dict(network.network.named_sublayers(include_self=True))
+    for name, layer in parts.items():
         if isinstance(layer, paddle.nn.Embedding):
             layer.register_forward_post_hook(lambda *given: round_rows(given[-1]))
-        else:
-            layer.skip_quant = f"{name}.weight" not in inputs
-    ImperativeQuantizeInputs(
-        quantizable_layer_type=["Linear"],
-        weight_quantize_type="channel_wise_abs_max",
-        activation_quantize_type="moving_average_abs_max",
-    ).apply(network)
-    rounded = {id(entry): Rounded(entry) for entry in inputs.values()}
-    for name, layer in quantized_layers(network).items():
-        layer._fake_quant_input = rounded[id(inputs[f"{name}.weight"])]
-        layer._fake_quant_weight.register_forward_pre_hook(_multiply(layer._fake_quant_input))
+        elif f"{name}.weight" in inputs:
+            outer, _, last = name.rpartition(".")
+            start = inputs[f"{name}.weight"]
+            setattr(parts[outer], last, QuantizedLinear(layer, rounded[id(start)]))
 
 
 def connect(network: paddle.nn.Layer, linear: Mapping[str, str]) -> None:
@@ -255,11 +265,6 @@ def connect(network: paddle.nn.Layer, linear: Mapping[str, str]) -> None:
         if pieces is not None:
             first = layers[linear[pieces.first][: -len(".weight")]]
             first.register_forward_post_hook(layer._fake_quant_input.remember)
-
-
-def _multiply(rounded: Rounded) -> Callable[..., paddle.Tensor]:
-    """Weights take what their input was divided by."""
-    return lambda _, given: given[0] * rounded.by.unsqueeze(1).astype(given[0].dtype)
 
 
 def round_rows(x: paddle.Tensor) -> paddle.Tensor:

@@ -1,5 +1,5 @@
-"""BERT (Devlin et al. 2019, section 3), of Paddle's own layers, under the names that PaddleNLP's
-files have: a checkpoint of either opens in the other.
+"""BERT (Devlin et al. 2019, section 3), of `models.layers`, under the names that PaddleNLP's files
+have: a checkpoint of either opens in the other.
 
 The pooler and the heads stand beside it as `task_heads` uses them. Shapes: rows x length token
 arrays of a batch; hidden states (rows, length, hidden).
@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import paddle
+import paddle.nn.functional as F
 from paddle import nn
 
-from fleetbert.models import activations, pooling
+from fleetbert.models import activations, layers, pooling
+from fleetbert.models.layers import Dropout, LayerNorm, Linear
 
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
 MASKED_SCORE = -1e4
@@ -52,8 +54,8 @@ class Embeddings(nn.Layer):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.layer_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -76,7 +78,7 @@ class Pooler(nn.Layer):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
         self.activation = activations.get(config.pooler_act)
 
     def forward(self, first: paddle.Tensor) -> paddle.Tensor:
@@ -84,29 +86,62 @@ class Pooler(nn.Layer):
         return self.activation(self.dense(first))
 
 
-class EncoderLayer(nn.TransformerEncoderLayer):
-    """Attention and feed-forward, each with dropout, residual and LayerNorm. The forward is its
-    own: PaddleNLP, once it is imported, puts another into Paddle's class."""
+class Attention(nn.Layer):
+    """Multi-head self-attention (Vaswani et al. 2017)."""
 
     def __init__(self, config: BertConfig):
-        super().__init__(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.intermediate_size,
-            dropout=config.hidden_dropout_prob,
-            activation="gelu",  # Paddle looks for a function of that name
-            attn_dropout=config.attention_probs_dropout_prob,
-            act_dropout=0,
-        )
-        self.activation = activations.get(config.hidden_act)
-        self.norm1._epsilon = self.norm2._epsilon = config.layer_norm_eps
-        if config.kept_heads not in (None, config.num_attention_heads):
-            keep_heads(self.self_attn, config.kept_heads)
+        super().__init__()
+        hidden, self.num_heads = config.hidden_size, config.kept_heads or config.num_attention_heads
+        self.head_dim = hidden // config.num_attention_heads
+        width = self.num_heads * self.head_dim
+        self.q_proj, self.k_proj, self.v_proj = (Linear(hidden, width) for _ in range(3))
+        self.out_proj = Linear(width, hidden)
+        self.dropout = Dropout(config.attention_probs_dropout_prob)
 
     def forward(self, hidden: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
-        attended = self.self_attn(hidden, hidden, hidden, mask)
-        hidden = self.norm1(hidden + self.dropout1(attended))
-        inner = self.dropout(self.activation(self.linear1(hidden)))
+        query = self.heads(self.q_proj(hidden))
+        key, value = self.k_proj(hidden), self.v_proj(hidden)  # Paddle's order in a program
+        key, value = self.heads(key), self.heads(value)
+        scores = paddle.matmul(query * self.head_dim**-0.5, key, transpose_y=True)
+        if mask is not None:
+            if mask.dtype != scores.dtype:  # AMP's products are in half
+                mask = mask.astype(scores.dtype)
+            scores = scores + mask
+        weights = self.dropout(F.softmax(scores))  # (rows, heads, length, length)
+        mixed = paddle.matmul(weights, value).transpose([0, 2, 1, 3])
+        return self.out_proj(mixed.reshape([0, 0, self.num_heads * self.head_dim]))
+
+    def heads(self, x: paddle.Tensor) -> paddle.Tensor:
+        """(rows, length, width) → (rows, heads, length, head_dim)."""
+        return x.reshape([0, 0, self.num_heads, self.head_dim]).transpose([0, 2, 1, 3])
+
+
+class EncoderLayer(nn.Layer):
+    """Attention and feed-forward, each with dropout, residual and LayerNorm.
+
+    recomputes: see `layers.recomputed`.
+    """
+
+    recomputes = False
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        hidden, epsilon = config.hidden_size, config.layer_norm_eps
+        self.self_attn = Attention(config)
+        self.linear1 = Linear(hidden, config.intermediate_size)
+        self.linear2 = Linear(config.intermediate_size, hidden)
+        self.norm1, self.norm2 = (LayerNorm(hidden, epsilon=epsilon) for _ in range(2))
+        self.dropout1, self.dropout2 = (Dropout(config.hidden_dropout_prob) for _ in range(2))
+        self.activation = activations.get(config.hidden_act)
+
+    def forward(self, hidden: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
+        if self.recomputes and self.training:
+            return layers.recomputed(self, hidden, mask)
+        return layers.encoder_layer(self, hidden, mask)
+
+    def of_parts(self, hidden: paddle.Tensor, mask: paddle.Tensor | None) -> paddle.Tensor:
+        hidden = self.norm1(hidden + self.dropout1(self.self_attn(hidden, mask)))
+        inner = self.activation(self.linear1(hidden))
         return self.norm2(hidden + self.dropout2(self.linear2(inner)))
 
 
@@ -168,8 +203,8 @@ class BertClassifier(BertAlone):
 
     def __init__(self, config: BertConfig):
         super().__init__(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.classifier = Linear(config.hidden_size, config.num_labels)
         draw_weights(self.classifier, config.initializer_range)
 
 
@@ -187,9 +222,9 @@ class MaskedWordsHead(nn.Layer):
 
     def __init__(self, config: BertConfig, words: paddle.Tensor):
         super().__init__()
-        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform = Linear(config.hidden_size, config.hidden_size)
         self.activation = activations.get(config.predictions_act or config.hidden_act)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
+        self.layer_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
         self.decoder = nn.Layer()
         self.decoder.weight = words
         self.decoder.bias = self.create_parameter([config.vocab_size], is_bias=True)
@@ -216,12 +251,3 @@ def draw_weights(network: nn.Layer, deviation: float) -> None:
         if isinstance(layer, (nn.Linear, nn.Embedding)):
             shape = layer.weight.shape
             layer.weight.set_value(paddle.normal(mean=0.0, std=deviation, shape=shape))
-
-
-def keep_heads(attention: nn.MultiHeadAttention, heads: int) -> None:
-    """Make an attention one of fewer heads, of the same width each, with fresh weights."""
-    width = heads * attention.head_dim
-    attention.num_heads = heads
-    for name in ("q_proj", "k_proj", "v_proj"):
-        setattr(attention, name, nn.Linear(attention.embed_dim, width))
-    attention.out_proj = nn.Linear(width, attention.embed_dim)

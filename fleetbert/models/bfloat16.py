@@ -13,22 +13,21 @@ emulates them, slowly: `train.precision` asks first.
 
 from __future__ import annotations
 
-import types
-from typing import Callable, NamedTuple
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
+from paddle import Tensor
 from paddle.autograd import PyLayer, PyLayerContext
-from paddle.nn.quant.quant_layers import QuantizedLinear
 
 from fleetbert.compat import onednn
 from fleetbert.compat.onednn import ADD, MULTIPLY, PostOp, matmul, view
 from fleetbert.compat.onednn_primitives import LINEAR, View
-from fleetbert.models import activations
-from fleetbert.models.bert import EncoderLayer
-from fleetbert.models.cpu import Random, draw_kept
+from fleetbert.models import activations, cpu, layers
+
+if TYPE_CHECKING:
+    from fleetbert.models.bert import EncoderLayer
 
 # Each activation of `models.activations` as oneDNN's, with its alpha.
 FUNCTIONS: dict[Callable, tuple[int, float]] = {
@@ -46,77 +45,44 @@ FUNCTIONS: dict[Callable, tuple[int, float]] = {
 SMALLEST = 1 << 22
 
 
-def accelerate(network: nn.Layer, random: Random, evaluating: bool = False) -> None:
-    """Change the training-time forward of the network's layers in place, after `cpu.accelerate`,
-    which does what is left. evaluating: their other forward too, as a teacher's.
+class Functions(cpu.Functions):
+    """For the forward of training steps. The parts of an encoder's layer are not called then, nor
+    are hooks of theirs."""
 
-    The parts of an encoder's layer are not called then, nor are hooks of theirs.
-    """
-    inside: set[int] = set()
-    for layer in network.sublayers(include_self=True):
-        if isinstance(layer, EncoderLayer) and _fits(layer):
-            inside |= {id(part) for part in layer.sublayers()}
-            _replace(layer, _layer, random, evaluating)
-        elif id(layer) not in inside and type(layer) in (nn.Linear, QuantizedLinear):
-            _replace(layer, _linear_layer, random, evaluating)
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if x.size * weight.shape[1] < SMALLEST:
+            return super().linear(x, weight, bias)
+        return Linear.apply(x, weight, bias)
 
-
-def _replace(layer: nn.Layer, forward: Callable, random: Random, evaluating: bool) -> None:
-    if "other_forward" in vars(layer):  # it is done
-        return
-    layer.random, layer.evaluating, layer.other_forward = random, evaluating, layer.forward
-    layer.forward = types.MethodType(forward, layer)
-
-
-def _fits(layer: EncoderLayer) -> bool:
-    """Whether its products are plain ones; those of quantization-aware training are not."""
-    linears = (*_projections(layer.self_attn), layer.linear1, layer.linear2)
-    return all(type(linear) is nn.Linear for linear in linears)
-
-
-def _projections(attention: nn.MultiHeadAttention) -> tuple[nn.Layer, ...]:
-    return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj
-
-
-def _layer(layer, hidden, mask=None):
-    if not (layer.training or layer.evaluating) or not _is_added(mask):
-        return layer.other_forward(hidden, mask)
-    attention, rng = layer.self_attn, layer.random.generator
-    rates = (layer.dropout1.p, layer.dropout2.p, attention.dropout) if layer.training else (0,) * 3
-    attended = Attention.apply(
-        hidden,
-        *(tensor for linear in _projections(attention) for tensor in (linear.weight, linear.bias)),
-        layer.norm1.weight,
-        layer.norm1.bias,
-        AddNorm(rates[0], layer.norm1._epsilon, rng),
-        Heads(attention.num_heads, rates[2], mask),
-    )
-    return FeedForward.apply(
-        attended,
-        layer.linear1.weight,
-        layer.linear1.bias,
-        layer.linear2.weight,
-        layer.linear2.bias,
-        layer.norm2.weight,
-        layer.norm2.bias,
-        AddNorm(rates[1], layer.norm2._epsilon, rng),
-        FUNCTIONS[layer.activation],
-    )
-
-
-def _is_added(mask: paddle.Tensor | None) -> bool:
-    """Whether it is a mask as the networks here make them."""
-    return mask is None or (mask.dtype == paddle.float32 and mask.ndim == 4 and mask.stop_gradient)
-
-
-def _linear_layer(layer, x):
-    weight = layer.weight
-    computes = layer.training or layer.evaluating
-    if not computes or layer.bias is None or x.size * weight.shape[1] < SMALLEST:
-        return layer.other_forward(x)
-    if isinstance(layer, QuantizedLinear):  # quantization-aware training
-        weight, x = layer._fake_quant_weight(weight), layer._fake_quant_input(x)
-    return Linear.apply(x, weight, layer.bias)
+    def encoder_layer(self, layer: EncoderLayer, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        attention, inner, outer = layer.self_attn, layer.linear1, layer.linear2
+        projections = attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj
+        # In quantization-aware training they are others.
+        if not all(isinstance(each, layers.Linear) for each in (*projections, inner, outer)):
+            return layer.of_parts(hidden, mask)
+        rates = [
+            each.p if layer.training else 0.0
+            for each in (attention.dropout, layer.dropout1, layer.dropout2)
+        ]
+        attended = Attention.apply(
+            hidden,
+            *(tensor for each in projections for tensor in (each.weight, each.bias)),
+            layer.norm1.weight,
+            layer.norm1.bias,
+            AddNorm(rates[1], layer.norm1._epsilon, self.generator),
+            Heads(attention.num_heads, rates[0], mask),
+        )
+        return FeedForward.apply(
+            attended,
+            inner.weight,
+            inner.bias,
+            outer.weight,
+            outer.bias,
+            layer.norm2.weight,
+            layer.norm2.bias,
+            AddNorm(rates[2], layer.norm2._epsilon, self.generator),
+            FUNCTIONS[layer.activation],
+        )
 
 
 class AddNorm(NamedTuple):
@@ -134,7 +100,7 @@ class Heads(NamedTuple):
 
     number: int
     dropout: float
-    mask: paddle.Tensor | None
+    mask: Tensor | None
 
 
 class Linear(PyLayer):
@@ -205,7 +171,7 @@ class Attention(PyLayer):
         onednn.softmax_backward(view(ctx.weights), view(to_weights), view(to_scores))
         matmul(view(to_scores), k, to_q, then=(_scaled(q),))
         matmul(view(to_scores).turned, q, to_k, then=(_scaled(q),))
-        of_in: list[paddle.Tensor] = []
+        of_in: list[Tensor] = []
         for array, weight in zip(to_qkv, ctx.w_in):
             _add_through(array, weight, to_x)
             of_in += _to_linear(ctx.x, array)
@@ -249,7 +215,7 @@ class Dropout(NamedTuple):
     def draw(cls, shape: tuple[int, ...], rate: float, rng: np.random.Generator) -> Dropout:
         if not rate:
             return cls(None, 1.0)
-        return cls(draw_kept(shape, rate, rng), 1 / (1 - rate))
+        return cls(cpu.draw_kept(shape, rate, rng), 1 / (1 - rate))
 
     def of(self, x: np.ndarray) -> np.ndarray:
         """Zero what is dropped, without scaling the rest."""
@@ -271,13 +237,13 @@ class Dropout(NamedTuple):
 
 def _add_norm(
     ctx: PyLayerContext,
-    x: paddle.Tensor,
+    x: Tensor,
     y: np.ndarray,
-    bias: paddle.Tensor,
-    gain: paddle.Tensor,
-    shift: paddle.Tensor,
+    bias: Tensor,
+    gain: Tensor,
+    shift: Tensor,
     how: AddNorm,
-) -> paddle.Tensor:
+) -> Tensor:
     """LayerNorm(x + dropout(y w_out + bias)), the end of both blocks."""
     hidden = x.shape[-1]
     ctx.gain, ctx.shift = gain, shift
@@ -298,8 +264,8 @@ def _add_norm(
 
 
 def _add_norm_backward(
-    ctx: PyLayerContext, grad: paddle.Tensor
-) -> tuple[paddle.Tensor, np.ndarray, paddle.Tensor, paddle.Tensor]:
+    ctx: PyLayerContext, grad: Tensor
+) -> tuple[Tensor, np.ndarray, Tensor, Tensor]:
     """The gradients by what `_add_norm` normalizes, by y w_out + bias but for the dropout's scale,
     by gain and by shift."""
     grad = grad.contiguous()
@@ -318,16 +284,14 @@ def _add_norm_backward(
     return to_sum, to_y, to_gain, to_shift
 
 
-def _linear(x: np.ndarray, weight: np.ndarray, bias: paddle.Tensor) -> np.ndarray:
+def _linear(x: np.ndarray, weight: np.ndarray, bias: Tensor) -> np.ndarray:
     """x (rows, in) w (in, out) + b."""
     y = np.empty((len(x), weight.shape[1]), np.uint16)
     onednn.linear(view(x), view(weight), view(bias, 1, y.shape[1]), view(y))
     return y
 
 
-def _to_linear(
-    x: np.ndarray, to_y: np.ndarray, factor: float = 1.0
-) -> tuple[paddle.Tensor, paddle.Tensor]:
+def _to_linear(x: np.ndarray, to_y: np.ndarray, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     """The gradients by w and b of y = x w + b; x (rows, in), to_y (rows, out)."""
     rows, width = to_y.shape
     to_w, to_b = paddle.empty([x.shape[1], width]), paddle.empty([width])
@@ -337,17 +301,17 @@ def _to_linear(
     return to_w, to_b
 
 
-def _add_through(to_y: np.ndarray, weight: np.ndarray, to_x: paddle.Tensor) -> None:
+def _add_through(to_y: np.ndarray, weight: np.ndarray, to_x: Tensor) -> None:
     """Add the gradient by x of y = x w + b."""
     into = view(to_x, len(to_y), len(weight))
     onednn.multiply_add(view(to_y), view(weight).turned, into, add=True)
 
 
-def _needs_grad(*tensors: paddle.Tensor) -> tuple[bool, ...]:
+def _needs_grad(*tensors: Tensor) -> tuple[bool, ...]:
     return tuple(not tensor.stop_gradient for tensor in tensors)
 
 
-def _needed(ctx: PyLayerContext, *gradients: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
+def _needed(ctx: PyLayerContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients, None for tensors that learn nothing, as a PyLayer must give them."""
     return tuple(g if needed else None for g, needed in zip(gradients, ctx.needs_grad))
 
@@ -355,7 +319,7 @@ def _needed(ctx: PyLayerContext, *gradients: paddle.Tensor) -> tuple[paddle.Tens
 ONE = np.uint16(0x3F80)  # in bfloat16
 
 
-def _rounded(x: paddle.Tensor, *shape: int) -> np.ndarray:
+def _rounded(x: Tensor, *shape: int) -> np.ndarray:
     """Round to the nearest bfloat16."""
     out = np.empty(shape, np.uint16)
     onednn.copy(view(x, *shape), view(out))

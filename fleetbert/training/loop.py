@@ -19,7 +19,7 @@ import fleetbert
 from fleetbert import config as schema
 from fleetbert.core.errors import UserError
 from fleetbert.launch import heartbeat
-from fleetbert.models import bfloat16, cpu
+from fleetbert.models.bert import EncoderLayer
 from fleetbert.tasks import Arrays, Metrics
 from fleetbert.training import (
     bad_steps,
@@ -28,7 +28,6 @@ from fleetbert.training import (
     optimizer,
     precision,
     reader,
-    recompute,
     sparse_table,
 )
 from fleetbert.training.strategies.single import Single, Step
@@ -98,19 +97,15 @@ class Run:
         self.state = State()
         self.total_steps = self._count_steps()
         self.precision = precision.choose(job.precision, connected.device, _float32(job, task))
-        self.random = cpu.Random()
         if job.trainer.compile:  # needs Paddle's own layers: NumPy's cannot be traced
             compiled.compile_training(task.network, connected.device)
-        elif connected.device == "cpu":
-            cpu.accelerate(task.network, self.random)
+            self.precision.functions = None
         if job.precision.level == "auto" and connected.world_size > 1:
             _check_alike(connected.gather(self.precision.name))
-        if self.precision.own_layers:
-            bfloat16.accelerate(task.network, self.random)
-            for teacher in task.teachers:
-                bfloat16.accelerate(teacher, self.random, evaluating=True)
         if job.trainer.recompute:
-            recompute.apply(task.network, self.random)
+            for layer in task.network.sublayers():
+                if isinstance(layer, EncoderLayer):
+                    layer.recomputes = True
             connected.syncs_late = True  # a backward within the backward, which hides from Paddle's
         adamw, schedule = optimizer.build(job.optimizer, task.network, self.total_steps)
         connected.prepare(task, adamw, schedule, self.precision)
@@ -226,7 +221,9 @@ class Run:
                 self.each(lambda callback: callback.before_reading(self))
                 reading = time.perf_counter()
                 read = next(steps)
-                self.random.generator = seed_step(settings.seed, self.strategy.rank, state.step)
+                generator = seed_step(settings.seed, self.strategy.rank, state.step)
+                if self.precision.functions is not None:
+                    self.precision.functions.generator = generator
                 computing = time.perf_counter()
                 self.each(lambda callback: callback.after_reading(self))
                 rate = self.strategy.schedule.last_lr

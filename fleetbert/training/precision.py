@@ -13,6 +13,7 @@ from paddle.optimizer import Optimizer
 from fleetbert import config as schema
 from fleetbert.compat import processor, training
 from fleetbert.core.errors import UserError
+from fleetbert.models import bfloat16, cpu, layers
 
 # The scaler's state for JSON.
 Counts = Dict[str, object]
@@ -41,7 +42,9 @@ def choose(settings: schema.Precision, device: str, float32: str | None = None) 
         raise UserError(f"precision.level: {settings.level} {missing}")
     if settings.level != "O0":
         _check_lists(settings, device)
-    return Precision(settings, own_layers=settings.level != "O0" and device == "cpu")
+    if device != "cpu":
+        return Precision(settings)
+    return Precision(settings, cpu.Functions() if settings.level == "O0" else bfloat16.Functions())
 
 
 def fixed(settings: schema.Precision) -> schema.Precision:
@@ -114,13 +117,13 @@ def named(level: str, dtype: str) -> str:
 class Precision:
     """How the steps compute: a context for the forward pass, and the scaler of the loss.
 
-    own_layers: the encoder's layers are to be `models.bfloat16`'s, instead of that context.
+    functions: on a CPU; what `models.layers` compute with in training steps, instead of AMP.
     """
 
-    def __init__(self, settings: schema.Precision, own_layers: bool = False):
+    def __init__(self, settings: schema.Precision, functions: layers.Functions | None = None):
         self.settings = settings
-        self.own_layers = own_layers
-        self.mixed = settings.level != "O0" and not own_layers
+        self.functions = functions
+        self.mixed = settings.level != "O0" and functions is None
         self.half_weights: list[paddle.Tensor] = []  # O2: the parameters to update
         self.network: nn.Layer | None = None
         self.scaler = paddle.amp.GradScaler(
@@ -155,8 +158,12 @@ class Precision:
             master_weight=True,
         )
 
+    def step(self) -> ContextManager[object]:
+        """The context that the forward pass and the loss of a training step run in."""
+        return self.forward() if self.functions is None else layers.during(self.functions)
+
     def forward(self) -> ContextManager[object]:
-        """The context that the forward pass and the loss run in."""
+        """The context of an evaluation's."""
         context: ContextManager[object] = paddle.amp.auto_cast(
             enable=self.mixed,
             level=self.settings.level if self.mixed else "O1",

@@ -30,7 +30,6 @@ class Trainable(ABC):
     table: further rows of the network, of a table that a rank cannot hold; the arrays then have
         `ids`, those of the rows that they need.
     passes: 2 if `again` has a second loss.
-    teachers: networks that the loss calls and that are not trained.
     labels: in the order of the logits, if there are any.
     float32: the key and value of the job that need float32 on a CPU, or None.
 
@@ -41,7 +40,6 @@ class Trainable(ABC):
     collector: Collector
     table: SparseTable | None = None
     passes = 1
-    teachers: Sequence[nn.Layer] = ()
     labels: Sequence[str] = ()
     float32: str | None = None
 

@@ -26,7 +26,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
-from fleetbert.models import bfloat16, cpu
+from fleetbert.models import bfloat16, cpu, layers
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 
@@ -82,7 +82,7 @@ def test_thresholds_and_weights_are_the_trained_ones(done):
         layer = layers.get(own[: -len(".weight")])
         assert (layer is None) == (name in found.float32_layers)
         if layer is not None:
-            rounded = layer._fake_quant_weight(layer.weight).numpy()
+            rounded = layer.rounded_weight().numpy()
             # Of the value's weight the scales are others: attention's output is divided there.
             integers = rounded * 127 / np.abs(rounded).max(0)
             off = np.abs(stored[name].integers - integers)
@@ -206,17 +206,14 @@ def test_rows_of_embeddings_are_rounded_as_they_are_stored():
 def test_fast_layers_give_the_same_gradients(how, monkeypatch):
     monkeypatch.setattr(bfloat16, "SMALLEST", 1)
     found = []
-    for fast in (False, True):
+    fast = cpu.Functions() if how == "float32" else bfloat16.Functions()
+    for functions in (layers.Functions(), fast):
         network, layer = quantized_linear(24, 40, 1.0)
-        if fast:
-            cpu.accelerate(network, cpu.Random())
-            assert "forward" in vars(layer)
-            if how == "bfloat16":
-                bfloat16.accelerate(network, cpu.Random())
         network.train()
         x = paddle.to_tensor(np.random.default_rng(1).normal(size=(4, 6, 24)).astype(np.float32))
         x.stop_gradient = False
-        y = layer(x)
+        with layers.during(functions):
+            y = layer(x)
         (y * y).sum().backward()
         tensors = (
             y,

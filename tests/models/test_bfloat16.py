@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 import pytest
 from halves import needs_bfloat16
-from paddle import nn
-from paddle.nn.quant.quant_layers import QuantizedLinear
 
 from fleetbert.compat import paddlenlp  # noqa: F401  it changes Paddle's layers
-from fleetbert.models import activations, bfloat16, cpu
+from fleetbert.models import activations, bfloat16, cpu, layers
 from fleetbert.models.bert import BertConfig, EncoderLayer
 from fleetbert.models.bfloat16 import Dropout
 
@@ -47,12 +42,15 @@ def encoder_layer(dropout=0.0, attention_dropout=0.0, activation="gelu", heads=H
     return layer
 
 
-def accelerated(layer, seed=1, **options):
-    random = cpu.Random()
-    random.generator = np.random.default_rng(seed)
-    cpu.accelerate(layer, random)
-    bfloat16.accelerate(layer, random, **options)
-    return layer
+def mixed(layer, x, *others, seed=1):
+    """`run` in a training step in bfloat16."""
+    return in_steps(bfloat16.Functions(), layer, x, *others, seed=seed)
+
+
+def in_steps(functions, layer, x, *others, seed=1):
+    functions.generator = np.random.default_rng(seed)
+    with layers.during(functions):
+        return run(layer, x, *others)
 
 
 def run(layer, x, *others):
@@ -95,7 +93,7 @@ class TestLayers:
         x = normal(ROWS, LENGTH, WIDTH)
         others = [] if MASKS[mask] is None else [paddle.to_tensor(MASKS[mask])]
         exact = run(encoder_layer(heads=heads), x, *others)
-        found = run(accelerated(encoder_layer(heads=heads)), x, *others)
+        found = mixed(encoder_layer(heads=heads), x, *others)
         assert_close(found, exact)
         assert not np.array_equal(found[0], exact[0])
 
@@ -104,52 +102,29 @@ class TestLayers:
         x = normal(ROWS, LENGTH, WIDTH)
         exact = run(encoder_layer(activation=activation), x)
         close = 0.08 if activation == "relu" else CLOSE  # near 0 a rounding decides
-        assert_close(run(accelerated(encoder_layer(activation=activation)), x), exact, close)
+        assert_close(mixed(encoder_layer(activation=activation), x), exact, close)
 
     def test_dropout_is_where_it_is_drawn(self):
         """The same layer in float32, with what is drawn for attention, its output and the
         feed-forward's, in this order."""
-        layer, x = encoder_layer(0.2, 0.3), normal(ROWS, LENGTH, WIDTH)
 
-        def exact(x):
-            rng, attention = np.random.default_rng(1), layer.self_attn
-
-            def dropped(x, rate):
-                drawn = Dropout.draw(tuple(x.shape), rate, rng)
+        class Drawn(layers.Functions):
+            def dropout(self, layer, x):
+                drawn = Dropout.draw(tuple(x.shape), layer.p, self.generator)
                 return x * paddle.to_tensor(drawn.kept.astype(np.float32) * drawn.scale)
 
-            q, k, v = attention._prepare_qkv(x, x, x)
-            scores = paddle.matmul(q, k, transpose_y=True) * attention.head_dim**-0.5
-            weights = dropped(F.softmax(scores), 0.3)
-            context = paddle.matmul(weights, v).transpose([0, 2, 1, 3]).flatten(2)
-            out = attention.out_proj(context).reshape([-1, WIDTH])
-            x = layer.norm1(x + dropped(out, 0.2).reshape(x.shape))
-            out = layer.linear2(layer.activation(layer.linear1(x))).reshape([-1, WIDTH])
-            return layer.norm2(x + dropped(out, 0.2).reshape(x.shape))
-
-        tensor = paddle.to_tensor(x, stop_gradient=False)
-        output = exact(tensor)
-        (output * paddle.to_tensor(normal(*output.shape, seed=9))).sum().backward()
-        gradients = {name: p.grad.numpy() for name, p in layer.named_parameters()}
-        for parameter in layer.parameters():
-            parameter.clear_gradient(False)
-        expected = output.numpy(), {"x": tensor.grad.numpy(), **gradients}
-        assert_close(run(accelerated(layer), x), expected)
-
-    def test_evaluation_is_in_float32(self):
-        x, layer = paddle.to_tensor(normal(ROWS, LENGTH, WIDTH)), encoder_layer(0.5, 0.5)
-        layer.eval()
-        exact = layer(x).numpy()
-        np.testing.assert_array_equal(accelerated(layer)(x).numpy(), exact)
+        layer, x = encoder_layer(0.2, 0.3), normal(ROWS, LENGTH, WIDTH)
+        assert_close(mixed(layer, x), in_steps(Drawn(), layer, x))
 
     def test_a_teachers_evaluation_is_in_bfloat16(self):
         x, layer = paddle.to_tensor(normal(ROWS, LENGTH, WIDTH)), encoder_layer(0.5, 0.5)
         layer.eval()
         exact = layer(x).numpy()
-        with paddle.no_grad():
-            found = accelerated(layer, evaluating=True)(x).numpy()
+        with paddle.no_grad(), layers.during(bfloat16.Functions()):
+            found = layer(x).numpy()
         assert error(found, exact) < CLOSE
         assert not np.array_equal(found, exact)
+        np.testing.assert_array_equal(layer(x).numpy(), exact)
 
     def test_what_learns_nothing_gets_no_gradient(self):
         x = normal(ROWS, LENGTH, WIDTH)
@@ -158,74 +133,29 @@ class TestLayers:
         expected = run(layer, x)
         for parameter in frozen:
             parameter.stop_gradient = True
-        accelerated(layer)
-        found = run(layer, x)
+        found = mixed(layer, x)
         names = {name for name, p in layer.named_parameters() if not p.stop_gradient}
         assert set(found[1]) == {"x", *names}
         assert_close(found, (expected[0], {name: expected[1][name] for name in found[1]}))
-        output = layer(paddle.to_tensor(x))  # nor does x, below frozen embeddings
+        with layers.during(bfloat16.Functions()):
+            output = layer(paddle.to_tensor(x))  # nor does x, below frozen embeddings
         output.sum().backward()
         assert layer.linear2.weight.grad is not None
 
-    def test_layers_of_others_stay_float32(self):
-        x, layers = normal(ROWS, LENGTH, WIDTH), []
-        for _ in range(2):
-            paddle.seed(5)
-            layers.append(nn.TransformerEncoderLayer(WIDTH, HEADS, 64, 0.0))
-        exact, found = run(cpu_only(layers[0]), x), run(accelerated(layers[1]), x)
-        np.testing.assert_array_equal(found[0], exact[0])
-
-    def test_a_mask_that_learns_is_for_paddles_own(self):
-        layer, x = encoder_layer(), paddle.to_tensor(normal(ROWS, LENGTH, WIDTH))
-        mask = paddle.to_tensor(MASKS["padding"], stop_gradient=False)
-        exact = cpu_only(layer)(x, mask).numpy()
-        np.testing.assert_array_equal(accelerated(layer)(x, mask).numpy(), exact)
-
-    def test_a_copy_has_its_own_weights(self):
-        layer, x = accelerated(encoder_layer()), paddle.to_tensor(normal(ROWS, LENGTH, WIDTH))
-        copied = copy.deepcopy(layer)
-        for parameter in copied.parameters():
-            parameter.set_value(paddle.zeros_like(parameter))
-        assert float(copied(x).abs().max()) == 0
-        assert float(layer(x).abs().max()) > 1
-
-    def test_twice_is_once(self):
-        layer, x = accelerated(accelerated(encoder_layer())), normal(ROWS, LENGTH, WIDTH)
-        exact = run(encoder_layer(), x)
-        assert_close(run(layer, x), exact)
-        layer.eval()
-        assert error(layer(paddle.to_tensor(x)).numpy(), exact[0]) < 1e-6
-
-
-def cpu_only(layer):
-    cpu.accelerate(layer, cpu.Random())
-    return layer
-
 
 class TestLinear:
-    @pytest.mark.parametrize("quantized", [False, True])
-    def test_large_ones_are_in_bfloat16(self, quantized):
+    def test_large_ones_are_in_bfloat16(self):
         x = normal(4, 64, 256)
 
-        def make():
-            linear = nn.Linear(256, 300)
-            for number, parameter in enumerate(linear.parameters()):
-                parameter.set_value(normal(*parameter.shape, seed=number))
-            if not quantized:
-                return linear
-            layer = QuantizedLinear(
-                linear, weight_quantize_type="abs_max", activation_quantize_type="abs_max"
-            )
-            layer.train()
-            return layer
-
-        exact = run(cpu_only(make()), x)
-        found = run(accelerated(make()), x)
+        linear = layers.Linear(256, 300)
+        for number, parameter in enumerate(linear.parameters()):
+            parameter.set_value(normal(*parameter.shape, seed=number))
+        exact = in_steps(cpu.Functions(), linear, x)
+        found = mixed(linear, x)
         assert_close(found, exact)
         assert not np.array_equal(found[0], exact[0])
 
     def test_small_ones_are_not(self):
-        linear, x = nn.Linear(32, 8), normal(4, 32)
-        exact = run(cpu_only(linear), x)[0]
-        bfloat16.accelerate(linear, cpu.Random())
-        np.testing.assert_array_equal(run(linear, x)[0], exact)
+        linear, x = layers.Linear(32, 8), normal(4, 32)
+        exact = in_steps(cpu.Functions(), linear, x)[0]
+        np.testing.assert_array_equal(mixed(linear, x)[0], exact)

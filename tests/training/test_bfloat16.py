@@ -11,6 +11,7 @@ from fleetbert import config
 from fleetbert.compat import processor
 from fleetbert.compress.distill.theseus import Theseus
 from fleetbert.core.errors import UserError
+from fleetbert.models import bfloat16
 from fleetbert.training import loop, precision
 
 MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
@@ -33,7 +34,7 @@ class TestChoice:
         has(does)
         chosen = precision.choose(config.Precision(level="auto", dtype=dtype), "cpu")
         assert chosen.settings.level == level
-        assert chosen.own_layers == (level == "O1")
+        assert isinstance(chosen.functions, bfloat16.Functions) == (level == "O1")
         assert not chosen.mixed  # Paddle's AMP, which only warns
         assert chosen.scale == 1.0
 

@@ -11,6 +11,7 @@ import paddle
 from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
+from fleetbert.models.layers import Linear
 from fleetbert.tasks.evaluator import Part
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import Arrays
@@ -29,7 +30,6 @@ class Student(teachers.Taught):
             )
             return
         self.teacher = teachers.build(teacher, self.task, self.labels)
-        self.teachers = [self.teacher]
         if self.settings.hidden_weight:
             self._map_layers(self.teacher)
 
@@ -42,7 +42,7 @@ class Student(teachers.Taught):
         self.known = outputs_of([known[n - 1] for n in teachers.evenly(len(layers), len(known))])
         widths = (network.network.config.hidden_size, teacher.network.config.hidden_size)
         if widths[0] != widths[1]:
-            network.projections = nn.LayerList([nn.Linear(*widths) for _ in layers])
+            network.projections = nn.LayerList([Linear(*widths) for _ in layers])
         logits = network.forward
 
         def forward(self, *arguments, **inputs):

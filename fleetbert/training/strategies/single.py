@@ -75,7 +75,7 @@ class Single:
             last = number == len(turns)
             during = last and not self.syncs_late
             with contextlib.nullcontext() if during else self.without_sync():
-                with self.precision.forward():
+                with self.precision.step():
                     part = of(self.model, arrays)
                 # Ranks average their gradients; a step's gradient is their sum. A loss that is not
                 # finite makes all gradients NaN, and so tells the other ranks without a message.
