@@ -48,13 +48,13 @@ def test_a_signal_saves_the_run_and_the_sentence_resumes_it(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path
     )
     assert ended.returncode == code, ended.stderr
-    said, resumed = ended.stdout.splitlines()
+    output, resumed = ended.stdout.splitlines()
     step = re.fullmatch(
         name + ": saved step ([34]) of 5; call fleetbert.train with output_dir='output/train-1' "
         "again to go on from there",
-        said,
+        output,
     )
-    assert step, said
+    assert step, output
     assert resumed == f"{step[1]} 5"
 
 

@@ -33,7 +33,7 @@ SEGMENTS = [
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         ("infer --engines float31", "float31 is unknown; choose from float32"),
         ("infer --orders upwards", "upwards is none of single"),
@@ -45,12 +45,12 @@ SEGMENTS = [
         ("train --config configs/ps/wide_deep.yaml", "task.name is ctr"),
     ],
 )
-def test_words_that_mean_nothing_are_refused(words, said, tiny_bundle, texts, bench):
+def test_words_that_mean_nothing_are_refused(words, sentence, tiny_bundle, texts, bench):
     which, *more = words.split()
     needed = [] if which == "train" else ["--bundle", tiny_bundle, "--data", texts]
     code, _, err = bench(which, *needed, *more)
     assert code == 2
-    assert said in err
+    assert sentence in err
 
 
 def test_an_engines_figures_are_medians_over_its_segments():

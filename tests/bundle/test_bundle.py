@@ -334,8 +334,8 @@ def test_a_second_writer_is_told_who_the_first_is(root, tmp_path, first, second,
     if named is None:
         assert other.stdout.readline() == b"writes\n"
     else:
-        said = other.communicate(timeout=60)[1].decode()
-        assert re.search(f"UserError: .*{named}.*: process {writer.pid} .* is writing it; ", said)
+        output = other.communicate(timeout=60)[1].decode()
+        assert re.search(f"UserError: .*{named}.*: process {writer.pid} .* is writing it; ", output)
     for process in (writer, other):
         process.kill()
         process.communicate()

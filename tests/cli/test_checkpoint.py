@@ -128,7 +128,7 @@ class TestRemove:
         assert steps(output) == left
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "sentence"),
         [
             ([], "give either steps to remove or --keep N"),
             (["10", "--keep", "1"], "give either"),
@@ -136,9 +136,9 @@ class TestRemove:
             (["10", "15"], "no checkpoint of step 15; there are: 10, 20, 30, 40, 50"),
         ],
     )
-    def test_mistakes_remove_nothing(self, output, call, words, said):
+    def test_mistakes_remove_nothing(self, output, call, words, sentence):
         code, _, err = call("rm", *words)
-        assert (code, said in err) == (2, True)
+        assert (code, sentence in err) == (2, True)
         assert steps(output) == [10, 20, 30, 40, 50]
 
     def test_leftovers_of_killed_writers_go_and_what_is_being_written_stays(self, output, call):

@@ -28,7 +28,7 @@ def run(folder, *words, **environ):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (("x.py",), "launch: give --servers and --trainers, or for collective training --ranks"),
         ((*ONE,), "launch: name the script to run, for example launch/train.py"),
@@ -51,22 +51,22 @@ def run(folder, *words, **environ):
         ((*ONE, "--log_dir", "/proc/x", "x.py"), "--log_dir /proc/x: No such file or directory;"),
     ],
 )
-def test_an_error_of_the_users_is_one_sentence(tmp_path, monkeypatch, capsys, words, said):
+def test_an_error_of_the_users_is_one_sentence(tmp_path, monkeypatch, capsys, words, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").write_text("")
     (tmp_path / "there").mkdir()
     code = commands.call("launch", *words)
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
-    assert err.startswith(f"error: {said}"), err
+    assert err.startswith(f"error: {sentence}"), err
     assert err.count("\n") == 1
 
 
 def test_help_teaches(capsys):
     assert commands.call("launch", "--help") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("--servers 2 --trainers 2 launch/train.py", "merged.log", "FLEETBERT_RESTARTED"):
-        assert word in said
+        assert word in output
 
 
 def test_a_module_is_run_as_by_python(tmp_path):

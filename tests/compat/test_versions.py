@@ -51,9 +51,9 @@ def test_others_are_refused_before_they_are_imported(installed, version):
 def test_commands_of_paddle_2(installed, capsys, words):
     installed("3.3.1")
     assert commands.call(*words.split()) == 2
-    said = capsys.readouterr().err
-    assert "needs PaddlePaddle 2.6.2, and 3.3.1 is installed here" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "needs PaddlePaddle 2.6.2, and 3.3.1 is installed here" in output
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize(

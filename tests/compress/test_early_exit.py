@@ -98,8 +98,8 @@ def test_predict_says_where_texts_left(made, texts, tmp_path, capsys):
     table.write_text("\n".join(texts[:3]), encoding="utf-8")
     asked = ["predict", "--bundle", str(made), "--variant", "early-exit-int8", "--speed", "1"]
     assert commands.call(*asked, "--input", table) == 0
-    said = capsys.readouterr().out
-    assert [json.loads(line)["exit_layer"] for line in said.splitlines()] == [1, 1, 1]
+    output = capsys.readouterr().out
+    assert [json.loads(line)["exit_layer"] for line in output.splitlines()] == [1, 1, 1]
 
 
 def test_the_gate_leaves_the_bundle_as_it_was(bundle, tiny_data):
@@ -224,8 +224,8 @@ def test_where_leaving_early_does_not_pay_nothing_is_added(
     timed(1.0, group, faster)
     before = (bundle / "manifest.json").read_bytes()
     assert job_of_exits.add_variants(job(bundle, tiny_data, layers="auto")) == []
-    said = capsys.readouterr().err
-    assert "early-exit-float32 is not added: at the accuracy" in said
+    output = capsys.readouterr().err
+    assert "early-exit-float32 is not added: at the accuracy" in output
     assert (bundle / "manifest.json").read_bytes() == before
     assert not list(bundle.glob("early-exit*"))
     page = (bundle / "report-early-exit-float32.html").read_text(encoding="utf-8")
@@ -321,8 +321,8 @@ def test_two_ranks_learn_what_one_learns(bundle, tiny_data, tmp_path):
     alone = Path(shutil.copytree(bundle, tmp_path / "alone"))
     weighted = values(bundle, tiny_data, dropout=0.0, epochs=1)
     wanted = {**weighted, "sources": ["float32"]}
-    said = in_two_ranks(tmp_path, processes.ROOT / "launch" / "distill.py", wanted)
-    assert "added early-exit-float32" in said
+    output = in_two_ranks(tmp_path, processes.ROOT / "launch" / "distill.py", wanted)
+    assert "added early-exit-float32" in output
     found = exit_heads.load(bundle / "early-exit-float32")[1]
     wanted["bundle"] = str(alone)
     job_of_exits.add_variants(config.SelfDistill.model_validate(wanted))

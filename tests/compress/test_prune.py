@@ -271,11 +271,11 @@ def test_two_ranks_prune_the_same_and_the_gate_ends_both(done, bundle, tiny_data
     before = content(bundle)
     words = ("gate.max_accuracy_drop=-0.5",)
     wanted = values(bundle, tiny_data, "prune")
-    said = in_two_ranks(tmp_path, SCRIPT, wanted, words=words, code=GateFailed.code)
-    assert "the parts that lost most of what matters are layer" in said
-    assert "train.tsv, held out: 16 texts" in said
-    assert "each layer keeps 1 of 2 attention heads and 48 of 128 feed" in said
-    assert said.count("the bundle stays as it was") == 1  # and no second try
+    output = in_two_ranks(tmp_path, SCRIPT, wanted, words=words, code=GateFailed.code)
+    assert "the parts that lost most of what matters are layer" in output
+    assert "train.tsv, held out: 16 texts" in output
+    assert "each layer keeps 1 of 2 attention heads and 48 of 128 feed" in output
+    assert output.count("the bundle stays as it was") == 1  # and no second try
     after = content(bundle)
     page = after.pop("quantize-report.html").decode()
     assert after == before

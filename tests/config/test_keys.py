@@ -152,7 +152,7 @@ def test_every_row_of_the_table_is_of_keys_and_their_values():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (["--epochs", "2"], "--epochs: is no option, .*; did you mean trainer.epochs=2\\?$"),
         (["--epochs=2"], "trainer.epochs=2\\?$"),
@@ -162,12 +162,12 @@ def test_every_row_of_the_table_is_of_keys_and_their_values():
         (["--zzz"], "--zzz: is no option, .*; --help-all lists them$"),
     ],
 )
-def test_an_option_that_is_a_key_is_answered_with_it(words, said):
+def test_an_option_that_is_a_key_is_answered_with_it(words, sentence):
     parser = Parser("x")
     parser.add_argument("--config", required=True)
     add_keys(parser, {"train": config.Config})
     for parse in (parser.parse_args, parser.parse_intermixed_args):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=sentence):
             parse(words)
 
 

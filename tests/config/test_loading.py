@@ -70,7 +70,7 @@ def test_every_shipped_config_loads_and_has_no_default_left_over(path):
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "sentence"),
         [
             (
                 "trainer:\n  epochs: 1\n  max_step: 5\n",
@@ -99,8 +99,8 @@ class TestErrors:
             ("trainer: 3\n", "job.yaml, line 3: trainer is a section and must hold keys"),
         ],
     )
-    def test_key_place_and_what_is_valid_are_named(self, refused, text, said):
-        assert said in refused(LEAST + text)
+    def test_key_place_and_what_is_valid_are_named(self, refused, text, sentence):
+        assert sentence in refused(LEAST + text)
 
     @pytest.mark.parametrize(
         ("name", "value", "shown"),
@@ -145,11 +145,11 @@ class TestErrors:
         assert "not UTF-8" in refused(b"output_dir: \xff\xfe\n")
 
     @pytest.mark.parametrize(
-        ("name", "said"),
+        ("name", "sentence"),
         [("none.yaml", "No such file"), (".", "Is a directory"), ("a\0b", "")],
     )
-    def test_no_file(self, tmp_path, name, said):
-        with pytest.raises(UserError, match=f"cannot be read: {said}"):
+    def test_no_file(self, tmp_path, name, sentence):
+        with pytest.raises(UserError, match=f"cannot be read: {sentence}"):
             config.load_as(config.Config, f"{tmp_path}/{name}", [])
 
     @pytest.mark.parametrize(

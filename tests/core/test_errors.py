@@ -48,7 +48,7 @@ def test_what_main_returns_is_the_exit_code(ended, value, code):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "sentence"),
     [
         (errors.UserError("data.train: no such file"), 2, "error: data.train: no such file"),
         (errors.Interrupted("saved"), 130, "stopped: saved"),
@@ -56,8 +56,8 @@ def test_what_main_returns_is_the_exit_code(ended, value, code):
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_what_is_no_bug_is_one_line(ended, error, code, said):
-    assert ended(raising(error)) == (code, f"{said}\n")
+def test_what_is_no_bug_is_one_line(ended, error, code, sentence):
+    assert ended(raising(error)) == (code, f"{sentence}\n")
 
 
 @pytest.mark.parametrize("words", [("--debug", "a=1"), ("a=1", "--debug")])
@@ -78,7 +78,7 @@ def no_temporary_folder(argv):
 
 
 @pytest.mark.parametrize(
-    ("main", "said"),
+    ("main", "sentence"),
     [
         (raising(OSError(28, "No space left on device")), "No space left on device; make room"),
         (raising(OSError(30, "Read-only file system", "/x/y")), "/x/y: Read-only file system; "),
@@ -86,10 +86,10 @@ def no_temporary_folder(argv):
         (no_temporary_folder, "TMPDIR: no temporary folder can be written; set TMPDIR"),
     ],
 )
-def test_what_the_machine_refuses_is_one_line(ended, main, said):
+def test_what_the_machine_refuses_is_one_line(ended, main, sentence):
     code, line = ended(main)
     assert code == 2
-    assert line.startswith(f"error: {said}")
+    assert line.startswith(f"error: {sentence}")
     assert line.count("\n") == 1
 
 
@@ -113,9 +113,9 @@ def test_a_closed_pipe_is_silent():
     )
     assert process.stdout.readline() == b"0\n"
     process.stdout.close()
-    said = process.stderr.read()
+    output = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(), said) == (141, b"")
+    assert (process.wait(), output) == (141, b"")
 
 
 @pytest.mark.parametrize(("rank", "code"), [(True, 0), (False, -signal.SIGABRT)])

@@ -28,7 +28,7 @@ def test_importing_configures_nothing():
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "sentence"),
     [
         ({}, "plain\n"),
         ({"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "1"}, "plain\n"),
@@ -36,25 +36,25 @@ def test_importing_configures_nothing():
         ({"PADDLE_TRAINERS_NUM": "2"}, "plain\n"),  # a parameter server
     ],
 )
-def test_a_command_speaks_once_and_names_its_rank(environ, said):
+def test_a_command_speaks_once_and_names_its_rank(environ, sentence):
     script = (
         "import logging\n"
         "from fleetbert.core import errors, log\n"
         "log.start()\n"
         "errors.run(lambda argv: logging.getLogger('fleetbert.x').info('plain'), [])\n"
     )
-    assert stderr(script, **environ) == said
+    assert stderr(script, **environ) == sentence
 
 
 def test_a_line_is_written_once_though_paddle_gives_the_root_logger_a_handler():
-    said = stderr(
+    output = stderr(
         "import logging\n"
         "from fleetbert.core import log\n"
         "log.start()\n"
         "import paddle\n"
         "logging.getLogger('fleetbert.x').info('plain')\n"
     )
-    assert said.count("plain") == 1
+    assert output.count("plain") == 1
 
 
 def test_start_and_stop_leave_handlers_of_others(capsys):

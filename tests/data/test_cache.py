@@ -210,12 +210,12 @@ def test_damage_is_named_and_mended(
         path.write_bytes(DAMAGE[damage](content))
     capsys.readouterr()
     assert_same(cached(table, tmp_path / "c", recipe), in_memory(table, recipe))
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     # JSON does not mind a space; a manifest or a piece that is missing was never made.
     unnoticed = (name, damage) == ("manifest.json", "longer") or (
         damage == "missing" and not name.endswith(".npy")
     )
-    assert (f"{path.name}: is not what was written" in said) != unnoticed
+    assert (f"{path.name}: is not what was written" in output) != unnoticed
     for piece, written in others.items():
         assert piece == path or piece.stat().st_mtime_ns == written
 
@@ -325,11 +325,11 @@ class TestInterrupted:
             os.killpg(process.pid, signal.SIGINT)
         else:
             process.kill()
-        _, said = process.communicate(timeout=DEADLINE)
+        _, output = process.communicate(timeout=DEADLINE)
         assert process.returncode == code
-        assert "Traceback" not in said
+        assert "Traceback" not in output
         if how == "a worker":
-            assert "error: data.cache: a process that tokenized large.tsv was killed" in said
+            assert "error: data.cache: a process that tokenized large.tsv was killed" in output
         _, alive = psutil.wait_procs(family, timeout=DEADLINE)
         assert not alive
 
@@ -338,8 +338,8 @@ class TestInterrupted:
         assert len(there) >= 3
         assert not (own / "manifest.json").exists()
         process = start()
-        _, said = process.communicate(timeout=DEADLINE)
-        assert process.returncode == 0, said
+        _, output = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0, output
         for path, written in there.items():
             assert path.stat().st_mtime_ns == written
         assert not list(own.glob(".*"))

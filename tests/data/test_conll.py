@@ -26,16 +26,16 @@ def spans(table):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "sentence"),
     [
         ({}, "choose that, or give texts"),
         ({"label": "spans", "columns": Columns(label_column="tag")}, "leave label_column out"),
     ],
 )
-def test_tagged_tokens_are_refused_to_those_who_mean_something_else(tmp_path, given, said):
+def test_tagged_tokens_are_refused_to_those_who_mean_something_else(tmp_path, given, sentence):
     path = tmp_path / "a.conll"
     path.write_text("John B-person\n")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         read.table_format(path, pair=False, labelled=True, **given)
 
 

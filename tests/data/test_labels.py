@@ -47,7 +47,7 @@ def test_of_many_the_most_frequent_and_the_rarest_are_named():
 
 
 @pytest.mark.parametrize(
-    ("names", "numbers", "said"),
+    ("names", "numbers", "sentence"),
     [
         (["POS", "Pos", "neg", "pos"], [1, 2, 90, 80], "'POS' 1 and 'Pos' 2 and 'pos' 80"),
         (["so so", "soso"], [90, 80], "by case or blanks only: 'so so' 90 and 'soso' 80;"),
@@ -63,10 +63,10 @@ def test_of_many_the_most_frequent_and_the_rarest_are_named():
         (["a", "b", "c"], [6, 6, 5], "3 labels for 17 texts are more than one for 6 texts"),
     ],
 )
-def test_what_looks_like_a_mistake_is_told(names, numbers, said):
+def test_what_looks_like_a_mistake_is_told(names, numbers, sentence):
     told = labels.warnings(names, np.array(numbers))
-    assert len(told) == (said is not None)
-    assert said is None or said in told[0]
+    assert len(told) == (sentence is not None)
+    assert sentence is None or sentence in told[0]
 
 
 def test_a_label_that_is_written_otherwise_is_found():

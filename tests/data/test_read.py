@@ -109,7 +109,7 @@ def test_bad_line_stops_with_its_place_or_is_listed(tmp_path, name, head, good, 
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "sentence"),
     [
         (b"", "table.tsv"),
         (b"text_a\tlabel\n", "table.tsv"),
@@ -118,18 +118,18 @@ def test_bad_line_stops_with_its_place_or_is_listed(tmp_path, name, head, good, 
         (b"text_a\tlabel\na\n", "line 2"),  # though bad lines are skipped
     ],
 )
-def test_a_table_without_texts_is_an_error(tmp_path, content, said):
+def test_a_table_without_texts_is_an_error(tmp_path, content, sentence):
     path = write(tmp_path, content)
     message = error_of(read, path, on_bad_line="skip")
-    assert re.search(said, message)
+    assert re.search(sentence, message)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [("none.tsv", "no such file"), (".", "is a directory"), ("a\0b.tsv", "cannot be read")],
 )
-def test_what_is_no_file_is_an_error(tmp_path, name, said):
-    assert said in error_of(read, f"{tmp_path}/{name}")
+def test_what_is_no_file_is_an_error(tmp_path, name, sentence):
+    assert sentence in error_of(read, f"{tmp_path}/{name}")
 
 
 def answers(content, pair=False, **options):

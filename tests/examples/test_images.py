@@ -29,11 +29,11 @@ def images(tmp_path_factory):
 def test_two_ranks_have_the_losses_of_one_as_a_static_graph(images, tmp_path):
     script = ("resnet.py", "--images", images, *SMALL)
     expected = losses(run(tmp_path, *script, "--static", environment=ONE_THREAD))
-    said = run_two_ranks(tmp_path, *script)
-    assert losses(said) == pytest.approx(expected, rel=1e-3)
+    output = run_two_ranks(tmp_path, *script)
+    assert losses(output) == pytest.approx(expected, rel=1e-3)
     assert len(set(expected)) == 3
-    assert "accuracy " in said
-    assert " on 3 images, " in said
+    assert "accuracy " in output
+    assert " on 3 images, " in output
 
 
 def test_slow_and_fast_reader_are_measured_and_drawn(images, tmp_path):

@@ -146,15 +146,17 @@ class TestFolders:
         return say
 
     @pytest.mark.parametrize(
-        ("said", "pooling"),
+        ("sentence", "pooling"),
         [
             ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
             ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
         ],
     )
-    def test_its_pooling_is_taken(self, folder, tmp_path, said, pooling, made):
+    def test_its_pooling_is_taken(self, folder, tmp_path, sentence, pooling, made):
         source = sources.open_source(
-            fleetbert.config.Model(init=str(folder(said, "Transformer", "Pooling", "Normalize")))
+            fleetbert.config.Model(
+                init=str(folder(sentence, "Transformer", "Pooling", "Normalize"))
+            )
         )
         assert sources.is_of_vectors(source)
         assert source.with_pooling(None, "pooling").shape["pooling"] == pooling

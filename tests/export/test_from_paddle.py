@@ -200,7 +200,7 @@ NAMES = ("input_ids", "token_type_ids", "attention_mask")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("forward", "how", "said"),
+    ("forward", "how", "sentence"),
     [
         (
             lambda net, ids, types, mask: net(ids, types, attention_mask=mask),
@@ -227,15 +227,15 @@ NAMES = ("input_ids", "token_type_ids", "attention_mask")
     ],
     ids=["mask", "length", "outputs", "shape", "padding", "operator"],
 )
-def test_programs_that_cannot_be_served(tmp_path, forward, how, said):
+def test_programs_that_cannot_be_served(tmp_path, forward, how, sentence):
     folder = export(tmp_path / "model", Changed(forward), **how)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         fleetbert.import_model(folder, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         (lambda f: (f / "inference.pdiparams").unlink(), "inference.pdiparams is not beside it"),
         (lambda f: (f / "inference.pdmodel").write_bytes(b"\xff" * 40), "cannot be read"),
@@ -248,10 +248,10 @@ def test_programs_that_cannot_be_served(tmp_path, forward, how, said):
         ),
     ],
 )
-def test_files_that_cannot_be_used(exported, tmp_path, change, said):
+def test_files_that_cannot_be_used(exported, tmp_path, change, sentence):
     folder = Path(shutil.copytree(exported, tmp_path / "model"))
     change(folder)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         fleetbert.import_model(folder, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 

@@ -263,21 +263,21 @@ def test_the_activation_of_a_cross_encoder_is_told(fields, warned, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("fields", "pair", "said"),
+    ("fields", "pair", "sentence"),
     [
         (NUMBER, False, "its head gives 3 numbers for each text"),
         (SEVERAL, True, "several labels, which only single texts have"),
     ],
 )
-def test_heads_that_no_task_has_are_refused(fields, pair, said, tmp_path):
+def test_heads_that_no_task_has_are_refused(fields, pair, sentence, tmp_path):
     model = write_head(tmp_path / "m", 3, fields)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         imported.import_model(model, tmp_path / "bundle", None, pair)
     assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "sentence"),
     [
         ({"model_type": "albert"}, "is a albert, which is not supported: its layers share one"),
         ({"model_type": "modernbert"}, "its positions are rotations"),
@@ -303,9 +303,9 @@ def test_heads_that_no_task_has_are_refused(fields, pair, said, tmp_path):
         ({"model_type": "roberta", "pad_token_id": None}, "pad_token_id: null; it has to be a num"),
     ],
 )
-def test_what_does_not_fold_is_refused_with_the_reason(fields, said, tmp_path):
+def test_what_does_not_fold_is_refused_with_the_reason(fields, sentence, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         source_of(tmp_path)
 
 

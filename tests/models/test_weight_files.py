@@ -91,7 +91,7 @@ def test_damaged_shards(shards):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "sentence"),
     [
         ("tf_model.h5", b"", "from_tf=True"),
         ("flax_model.msgpack", b"", "from_flax=True"),
@@ -103,9 +103,9 @@ def test_damaged_shards(shards):
         ("other", b"", "holds neither"),
     ],
 )
-def test_others_are_refused_with_what_to_do(tmp_path, file, content, said):
+def test_others_are_refused_with_what_to_do(tmp_path, file, content, sentence):
     (tmp_path / file).write_bytes(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         weight_files.read(tmp_path)
 
 

@@ -72,7 +72,7 @@ class TestLoad:
             np.testing.assert_array_equal(state(after)[name], array, err_msg=name)
 
     @pytest.mark.parametrize(
-        ("name", "array", "said"),
+        ("name", "array", "sentence"),
         [
             ("bert.encoder.layer.1.output.dense.weight", None,
              r"missing: .*bert\.encoder\.layers\.1\.linear2\.weight"),
@@ -87,14 +87,14 @@ class TestLoad:
             ("bert.encoder.layer.1.output.dense.bias", np.array([0] * 7 + [np.inf]), "NaN or"),
         ],
     )  # fmt: skip
-    def test_tensors_of_the_encoder_that_do_not_fit_are_named(self, folder, name, array, said):
+    def test_tensors_of_the_encoder_that_do_not_fit_are_named(self, folder, name, array, sentence):
         def change(tensors):
             tensors.pop(name, None)
             if array is not None:
                 tensors[name] = array.astype(np.float32)
 
         change_tensors(folder, change)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=sentence):
             loaded(folder)
 
     def test_missing_word_embeddings_without_a_vocab_size(self, folder):
@@ -180,7 +180,7 @@ class TestHeadsOfTrainedClassifiers:
         )
 
     @pytest.mark.parametrize(
-        ("fields", "labels", "places", "said"),
+        ("fields", "labels", "places", "sentence"),
         [
             ({"id2label": {"0": "pos", "1": "neg", "2": "so so"}}, THREE, [1, 0, 2], ORDERED),
             ({"id2label": {"2": "so so", "1": "neg", "0": "pos"}}, THREE, [1, 0, 2], ORDERED),
@@ -200,13 +200,15 @@ class TestHeadsOfTrainedClassifiers:
             ),
         ],
     )
-    def test_rows_follow_the_jobs_labels(self, folder, classifier, fields, labels, places, said):
+    def test_rows_follow_the_jobs_labels(
+        self, folder, classifier, fields, labels, places, sentence
+    ):
         weight, bias = classifier(fields, len(next(iter(fields.values()))))
         found_weight, found_bias, report, note = self.head(folder, labels)
         np.testing.assert_array_equal(found_weight, weight[places])
         np.testing.assert_array_equal(found_bias, bias[places])
         assert report == ([], [])
-        assert note is said or said in note
+        assert note is sentence or sentence in note
 
     def test_of_paddlenlps_files_too(self, folder, classifier):
         weight, _ = classifier({"id2label": {"0": "pos", "1": "neg", "2": "so so"}}, 3)
@@ -273,22 +275,22 @@ class TestSource:
             weights.bert_config(source_of(folder), 2, 999)
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "sentence"),
         [
             (lambda words: words[:-20], ""),
             (lambda words: [*words[:-1], words[-1] + "x"], "for 1 embeddings: line"),
             (lambda words: [*words[:5], *reversed(words[5:])], "line 6 is 'word24' instead"),
         ],
     )
-    def test_a_vocabulary_of_other_words_is_told(self, folder, tmp_path, caplog, change, said):
+    def test_a_vocabulary_of_other_words_is_told(self, folder, tmp_path, caplog, change, sentence):
         words = (folder / "vocab.txt").read_text().split("\n")[:-1]
         (tmp_path / "other.txt").write_text("\r\n".join(change(words)))
         source_of(folder, vocab=str(tmp_path / "other.txt"))
-        assert ("has other words than" in caplog.text) == bool(said)
-        assert said in caplog.text
+        assert ("has other words than" in caplog.text) == bool(sentence)
+        assert sentence in caplog.text
 
     @pytest.mark.parametrize(
-        ("init", "said"),
+        ("init", "sentence"),
         [
             ("./none", "does not exist"),
             ("a/b", "does not exist"),
@@ -297,12 +299,12 @@ class TestSource:
             ("package:json", "holds no BERT"),
         ],
     )
-    def test_not_there(self, init, said):
-        with pytest.raises(UserError, match=said):
+    def test_not_there(self, init, sentence):
+        with pytest.raises(UserError, match=sentence):
             source_of(init)
 
     @pytest.mark.parametrize(
-        ("name", "content", "said"),
+        ("name", "content", "sentence"),
         [
             *(("config.json", text, r"config\.json") for text in (b"", b"[]", b'"bert"', b"null")),
             ("config.json", '{\n"a": "今天天气很好"}'.encode("gbk"), r"config\.json:2: .* GBK;"),
@@ -312,11 +314,11 @@ class TestSource:
             ("vocab.txt", None, r"model\.vocab: the file .* does not exist"),
         ],
     )
-    def test_a_file_that_cannot_be_used_is_named(self, folder, name, content, said):
+    def test_a_file_that_cannot_be_used_is_named(self, folder, name, content, sentence):
         (folder / name).unlink()
         if content is not None:
             (folder / name).write_bytes(content)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=sentence):
             source_of(folder)
 
 

@@ -200,15 +200,15 @@ class TestLists:
         assert black == {"matmul": 0, "softmax": 0, "gelu": 0}
 
     @pytest.mark.parametrize(
-        ("lists", "said"),
+        ("lists", "sentence"),
         [
             ({"custom_black_list": ["matmul_v3"]}, r"no operator 'matmul_v3'; .* matmul_v2\?"),
             ({"custom_white_list": ["gelu"], "custom_black_list": ["gelu"]}, "gelu cannot also"),
         ],
     )
-    def test_that_cannot_be_meant(self, lists, said):
+    def test_that_cannot_be_meant(self, lists, sentence):
         settings = config.Precision(level="O1", **lists)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=sentence):
             precision.choose(settings, "fp16sim")
 
 

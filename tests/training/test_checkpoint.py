@@ -196,15 +196,15 @@ def test_a_resumed_run_has_the_losses_of_the_undisturbed_one(
                 np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
-@pytest.mark.parametrize(("changes", "said"), [({}, ""), ({"trainer.epochs": 1}, "more than")])
-def test_a_finished_run_has_nothing_left_to_do(output, whole, trainer, caplog, changes, said):
+@pytest.mark.parametrize(("changes", "sentence"), [({}, ""), ({"trainer.epochs": 1}, "more than")])
+def test_a_finished_run_has_nothing_left_to_do(output, whole, trainer, caplog, changes, sentence):
     """Nor has a job that asks for less than is done, which says so."""
     summary = trainer(output, {**JOB, "callbacks.profiler.enabled": True, **changes})
     assert summary["steps"] == 20
     assert summary["dev"]["n"] == 60
     assert tiny_job.losses(output) == tiny_job.losses(whole)
     assert "nothing is left to train: step 20 is done" in caplog.text
-    assert (f"{said} this job's 10;" in caplog.text) == bool(said)
+    assert (f"{sentence} this job's 10;" in caplog.text) == bool(sentence)
 
 
 def test_more_epochs_have_the_longer_jobs_rates_from_their_first_step(output, trainer):
@@ -270,15 +270,15 @@ def test_explicit_path(output, whole, trainer):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [
         ("checkpoints/step-00000018", r"optimizer\.pdopt is not what was written"),
         ("none", "does not exist; choose another"),
     ],
 )
-def test_explicit_path_to_nothing_whole_is_an_error(output, trainer, name, said):
+def test_explicit_path_to_nothing_whole_is_an_error(output, trainer, name, sentence):
     tiny_job.flip(step(output, 18) / "optimizer.pdopt")
-    with pytest.raises(UserError, match=f"{output / name}: {said}"):
+    with pytest.raises(UserError, match=f"{output / name}: {sentence}"):
         trainer(output, {**JOB, "trainer.resume": str(output / name)})
 
 

@@ -92,7 +92,7 @@ def loss_of_vectors(vectors, numbers, temperature, firsts):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "sentence"),
     [
         (PAIRS, "48 pairs without"),
         (TRIPLETS, "48 triplets"),
@@ -101,9 +101,9 @@ def loss_of_vectors(vectors, numbers, temperature, firsts):
     ],
     ids=["pairs", "triplets", "scored", "repeated"],
 )
-def test_of_vectors(opened, rows, said):
+def test_of_vectors(opened, rows, sentence):
     network, table = network_of("embedding"), opened("embedding", rows)
-    assert table.task.labels.describe(table.split.labels, []).startswith(said)
+    assert table.task.labels.describe(table.split.labels, []).startswith(sentence)
     texts = len(table.examples) // len(rows)
     ids = table.split.encodings.ids
     for batching in ("pad", "pack"):

@@ -10,14 +10,16 @@ from fleetbert.training.callbacks import progress
 
 
 @pytest.mark.parametrize(
-    ("total", "resumed_at", "said"),
+    ("total", "resumed_at", "sentence"),
     [
         (65, 0, "60 more steps of 2 s take about 2 min 00 s here"),
         (45, 20, "20 more steps of 2 s take about 40 s here"),
         (9005, 0, "9000 more steps of 2 s take about 5 h 00 min here"),
     ],
 )
-def test_the_first_steps_say_how_long_it_will_take(monkeypatch, capsys, total, resumed_at, said):
+def test_the_first_steps_say_how_long_it_will_take(
+    monkeypatch, capsys, total, resumed_at, sentence
+):
     """The very first, which takes ten times as long here, is not counted."""
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(progress, "time", clock)
@@ -30,4 +32,4 @@ def test_the_first_steps_say_how_long_it_will_take(monkeypatch, capsys, total, r
         state.step += 1
         bar.on_step(run)
     bar.close(run)
-    assert [line for line in capsys.readouterr().err.splitlines() if "about" in line] == [said]
+    assert [line for line in capsys.readouterr().err.splitlines() if "about" in line] == [sentence]

@@ -88,7 +88,7 @@ class TestEarlyStopping:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "sentence"),
     [
         ({"loss.adversarial": 1.0, "trainer.compile": True}, "trainer.compile: with loss.adver"),
         ({"trainer.recompute": True, "trainer.compile": True}, "trainer.compile: with trainer.rec"),
@@ -96,6 +96,6 @@ class TestEarlyStopping:
         ({"optimizer.name": "adagrad", "precision.level": "O2"}, "Adagrad has no float32 master"),
     ],
 )
-def test_what_does_not_go_together_is_refused(trainer, tmp_path, changes, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_does_not_go_together_is_refused(trainer, tmp_path, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
         trainer.job(tmp_path, changes)

@@ -309,7 +309,7 @@ def test_positive_weights_are_pytorchs():
 
 
 @pytest.mark.parametrize(
-    ("task", "settings", "said"),
+    ("task", "settings", "sentence"),
     [
         ("embedding", {"r_drop": 1.0}, "loss.r_drop: .*: embedding does not take it; .* to 0$"),
         ("ranking", {"label_smoothing": 0.1}, "label_smoothing: task.name: ranking does not take"),
@@ -318,8 +318,8 @@ def test_positive_weights_are_pytorchs():
         ("classification", {"positive_weights": 2.0}, "positive_weights: .*: classification does"),
     ],
 )
-def test_what_a_task_has_not_is_refused(task, settings, said):
+def test_what_a_task_has_not_is_refused(task, settings, sentence):
     objective = losses.of(tasks.get(task))
     counts = None if task == "mlm" else np.array([1, 1, 1])
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         regularize(objective, config.Loss(**settings), task, ["a", "b", "c"], counts, 10)

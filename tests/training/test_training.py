@@ -378,7 +378,7 @@ class TestTimeline:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("changes", "said"),
+        ("changes", "sentence"),
         [
             ({"data.max_length": 513}, r"data\.max_length: 513 is more than the positions"),
             ({"trainer.device": "tpu"}, r"trainer\.device: tpu is not one of"),
@@ -387,10 +387,10 @@ class TestRefused:
             ({"model.vocab": "none.txt"}, r"model\.vocab: the file none\.txt does not exist"),
         ],
     )
-    def test_in_the_config(self, trainer, tmp_path, changes, said):
+    def test_in_the_config(self, trainer, tmp_path, changes, sentence):
         if changes.get("trainer.device") == "gpu" and paddle.is_compiled_with_cuda():
             pytest.skip("this Paddle may have a GPU")
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=sentence):
             trainer(tmp_path, changes)
 
 

@@ -172,7 +172,7 @@ TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "t
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "sentence"),
     [
         ({"added_tokens": {"[E1]": 900, "[E2]": 901}}, r"not supported: \[E1\], \[E2\]; remove"),
         ({"added_tokens": {"[CLS]": 3}}, r"\[CLS\] has the id 3 .* it in line 3"),
@@ -193,10 +193,10 @@ TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "t
         ({"tokenizer": {"added_tokens": [{"id": 9, "content": "[E9]"}]}}, r"supported: \[E9\]"),
     ],
 )  # fmt: skip
-def test_what_is_not_honoured_is_refused_by_name(tmp_path, files, said):
+def test_what_is_not_honoured_is_refused_by_name(tmp_path, files, sentence):
     whole = json.loads(library().to_str())
     files = {n: {**whole, **fields} if n == "tokenizer" else fields for n, fields in files.items()}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         opened(write(tmp_path / "model", **files), lowercase=True)
 
 

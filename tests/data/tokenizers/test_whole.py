@@ -220,7 +220,7 @@ WRONG = '{"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": 3}}'
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         (lambda f: (f / "merges.txt").write_text("no merge of these\n"), "does not go with"),
         (lambda f: (f / "vocab.json").write_text('{"a": 0}'), "lacks <pad>, <unk>, <s>"),
@@ -229,8 +229,8 @@ WRONG = '{"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": 3}}'
         (lambda f: (f / "tokenizer.json").write_text(WRONG), "the tokenizer cannot be read"),
     ],
 )
-def test_files_that_cannot_be_used(change, said, tmp_path):
+def test_files_that_cannot_be_used(change, sentence, tmp_path):
     folder = write(tmp_path / "model", "roberta")
     change(folder)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         tokenizers.open(tokenizers.find(folder))

@@ -92,18 +92,18 @@ def test_outputs_are_the_tasks_own(server, name, output):
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "said"),
+    ("name", "given", "sentence"),
     [
         ("regression", TEXT, "output 'label' is unknown; choose from values, exit_layer"),
         ("token_classification", IDS, "answers with characters of texts: send input 'text'"),
     ],
 )
-def test_what_a_task_has_not_is_refused(server, name, given, said):
+def test_what_a_task_has_not_is_refused(server, name, given, sentence):
     outputs = [{"name": "label"}] if given is TEXT else []
     url = f"{server.http}/v2/models/{name}/infer"
     reply = requests.post(url, body_of(given, outputs=outputs), timeout=60)
     assert reply.status_code == 400
-    assert reply.json()["error"].endswith(said)
+    assert reply.json()["error"].endswith(sentence)
 
 
 def test_the_calls_of_text_embeddings_inference(server, made):

@@ -109,8 +109,8 @@ def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
     with pytest.raises(SystemExit) as caught:
         cli.main(["serve", *(word.format(folder=tmp_path) for word in words)])
     assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert part in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert part in output and output.count("\n") == 1
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "false"), ("true", "true")])

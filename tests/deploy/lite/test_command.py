@@ -207,7 +207,7 @@ def test_of_several_variants_one_has_to_be_named(predict, here, name, make):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (("predict",), "--bundle is missing"),
         (("predict", "--bundle"), "--bundle needs a value"),
@@ -225,8 +225,8 @@ def test_of_several_variants_one_has_to_be_named(predict, here, name, make):
         (("ask",), "'ask' is no command"),
     ],
 )
-def test_wrong_command_lines(lite, shared_bundle, words, said):
-    refused(lite(*(shared_bundle if word == "BUNDLE" else word for word in words)), said)
+def test_wrong_command_lines(lite, shared_bundle, words, sentence):
+    refused(lite(*(shared_bundle if word == "BUNDLE" else word for word in words)), sentence)
 
 
 def test_help(lite):

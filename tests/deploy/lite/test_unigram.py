@@ -188,7 +188,7 @@ def test_a_length_with_no_room_for_the_template(predict, made, make):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         (lambda s, t: t.update(ends=t["ends"][::-1].copy()), "its pieces are out of order"),
         (lambda s, t: t.update(scores=t["scores"][1:]), "do not go with each other"),
@@ -201,9 +201,9 @@ def test_a_length_with_no_room_for_the_template(predict, made, make):
         (lambda s, t: s.pop("never"), "has no never"),
     ],
 )
-def test_files_that_are_wrong(programs, tmp_path, made, change, said):
+def test_files_that_are_wrong(programs, tmp_path, made, change, sentence):
     compiled = lite_unigram.compiled(made)
     change(compiled.settings, compiled.tensors)
     lite_unigram.write(compiled, tmp_path)
     words = (tmp_path / lite_unigram.NAME, "unigram", 8)
-    refused(programs.run("fleetbert-lite-tokens", *words, text='"a"\n'), said)
+    refused(programs.run("fleetbert-lite-tokens", *words, text='"a"\n'), sentence)

@@ -106,9 +106,9 @@ def test_text_for_terminals(capsys):
         raise ValueError("an inside")
     except ValueError:
         logs.log.warning("something", extra={"fields": {"model": "sst"}}, exc_info=True)
-    said = capsys.readouterr().err
-    assert re.match(r"\d\d:\d\d:\d\d warning something model=sst\n    Traceback", said)
-    assert "not shown" not in said and "ValueError: an inside" in said
+    output = capsys.readouterr().err
+    assert re.match(r"\d\d:\d\d:\d\d warning something model=sst\n    Traceback", output)
+    assert "not shown" not in output and "ValueError: an inside" in output
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -71,10 +71,10 @@ def held(client):
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the begin of a handshake
 
 
-@pytest.mark.parametrize(("protocol", "said"), [("http", HELLO), ("grpc", b"")])
-def test_handshakes_that_do_not_end_are_ended(secure, certificate, protocol, said):
+@pytest.mark.parametrize(("protocol", "sentence"), [("http", HELLO), ("grpc", b"")])
+def test_handshakes_that_do_not_end_are_ended(secure, certificate, protocol, sentence):
     with connect(getattr(secure, protocol)) as client:
-        client.sendall(said)
+        client.sendall(sentence)
         assert 2 < held(client) < 30
     assert ask(secure.http, "good", verify=str(certificate[0])).status_code == 200
 
