@@ -61,6 +61,21 @@ def add_trained(settings: config.Quantize) -> Any:
     return kept[0].write.args[1]
 
 
+def rows_of(task: str, numbers: bool = True) -> list[dict]:
+    """Forty texts or pairs; numbers: pairs of vectors have one."""
+    if task == "regression":
+        return tiny_job.number_rows(40, 3)
+    if task == "ranking":
+        return tiny_job.ranked_rows(7, 3)
+    if task == "embedding":
+        return tiny_job.vector_rows(40, 3, numbers=numbers)
+    rows = tiny_job.label_rows(40, 3)
+    if task == "token_classification":
+        span = {"start": 0, "end": 5, "kind": "loc"}
+        return [{"text": row["text_a"], "spans": [span]} for row in rows]
+    return rows
+
+
 @contextlib.contextmanager
 def killed_after(steps: int) -> Iterator[None]:
     """What is trained inside, in this process, is killed after so many steps."""

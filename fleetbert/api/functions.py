@@ -220,7 +220,7 @@ def quantize(
     environment.import_paddle()
     from fleetbert.compress import pipeline  # loads Paddle
 
-    return _variant(pipeline.quantize(job))
+    return _variant(pipeline.quantize(job), job.bundle)
 
 
 @checked
@@ -291,7 +291,7 @@ def early_exit(
     environment.import_paddle()
     from fleetbert.compress.distill import exits  # loads Paddle
 
-    return [_variant(result) for result in exits.add_variants(job)]
+    return [_variant(result, job.bundle) for result in exits.add_variants(job)]
 
 
 def _remedy(function: str, job: configs.Config) -> str:
@@ -377,7 +377,8 @@ def _run(result: Result) -> Run:
     return Run(folder, folder / "bundle", folder / "model", result.report, metrics, result.summary)
 
 
-def _variant(result: pipeline.Result) -> Variant:
+def _variant(result: pipeline.Result, source: PathLike) -> Variant:
+    """source: the bundle that the variant was made from."""
     bundle, name = result.bundle, result.variant
     variant = bundle.variant(name)
     measured = variant.accuracy[0]
@@ -394,10 +395,7 @@ def _variant(result: pipeline.Result) -> Variant:
         measured.n,
         variant.comparison.speed_ratio,
         variant.bytes,
-        # Of a trimmed vocabulary both are float32, and the larger one is in another bundle.
-        round(variant.bytes / variant.comparison.size_ratio)
-        if name == "float32"
-        else bundle.variant("float32").bytes,
+        bundles.read(source).variant("float32").bytes,
         result.report,
         (measured.drop.low, measured.drop.high),
         measured.metric,

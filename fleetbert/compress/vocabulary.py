@@ -66,7 +66,7 @@ def prepare(work: Work) -> Result:
             labels=bundle.labels,
             max_length=bundle.max_length,
             tokenizer=source.tokenizer,
-            made_from=str(bundle.root),
+            made_from=job.bundle,
             thresholds=bundle.task.thresholds,
             integer_labels=bundle.task.integer_labels,
             measure=measure,

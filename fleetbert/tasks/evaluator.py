@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import ClassVar, Dict, Iterable, Mapping, NamedTuple, Sequence
+from typing import ClassVar, Dict, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -114,8 +114,3 @@ def together(parts: Sequence[Part], room: np.ndarray) -> np.ndarray:
     for part in parts:
         room[part["texts"]] = part["logits"]
     return room
-
-
-def largest_difference(left: Iterable[np.ndarray], right: Iterable[np.ndarray]) -> float:
-    """Between two engines' outputs of the same texts."""
-    return max(float(np.abs(first - second).max()) for first, second in zip(left, right))

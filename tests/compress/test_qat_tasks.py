@@ -5,28 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tiny_bert
-import tiny_job
+from compressing import rows_of
 
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import qat, tuning
 from fleetbert.engines import engine
-
-
-def rows_of(task: str, numbers: bool = True) -> list[dict]:
-    """Forty texts or pairs; numbers: pairs of vectors have one."""
-    if task == "regression":
-        return tiny_job.number_rows(40, 3)
-    if task == "ranking":
-        return tiny_job.ranked_rows(7, 3)
-    if task == "embedding":
-        return tiny_job.vector_rows(40, 3, numbers=numbers)
-    rows = tiny_job.label_rows(40, 3)
-    if task == "token_classification":
-        span = {"start": 0, "end": 5, "kind": "loc"}
-        return [{"text": row["text_a"], "spans": [span]} for row in rows]
-    return rows
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_bert
 import tiny_job
-from compressing import job
+from compressing import job, rows_of
 
+import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import pipeline
@@ -74,6 +76,26 @@ def test_a_new_bundle_answers_the_same(bundle, tiny_data, few_words, tmp_path, c
     pipeline.quantize(job(new.root, tiny_data))
     small = bundles.read(new.root).variant("int8-static")
     assert small.accuracy[0].float32_accuracy == pytest.approx(float32.accuracy[0].accuracy)
+
+
+@pytest.mark.parametrize(
+    ("task", "pooling"),
+    [
+        pytest.param(*case, marks=() if case[0] == "regression" else pytest.mark.slow)
+        for case in tiny_bert.OTHER_TASKS
+    ],
+)
+def test_every_task(task, pooling, tiny_vocab, tmp_path):
+    """Pairs, words with tags and vectors: what float32 answers to the texts of the tokens."""
+    bundle = tiny_bert.make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)
+    table = tiny_job.write_rows(tmp_path / "rows.jsonl", rows_of(task))
+    made = fleetbert.quantize(
+        bundle, method="vocabulary", gate=table, max_drop=0, vocabulary={"data": str(table)}
+    )
+    assert made.bundle == Path(f"{bundle}-vocabulary").resolve()
+    assert made.size < made.float32_size == bundles.read(bundle).variant("float32").bytes
+    variant = bundles.read(made.bundle).variant("float32")
+    assert variant.comparison.max_logit_difference < 1e-4
 
 
 def test_the_gate_stops_one_that_lost_words(bundle, tiny_data, tmp_path):
