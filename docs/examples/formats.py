@@ -88,7 +88,7 @@ def main(argv: list[str]) -> None:
             # The first pass compiles each shape, and is in no other figure.
             first = sum(row.first_seconds for row in turns)
             accuracy = "-" if known is None else format(known, ".4f")
-            print(f"{name:<28} {speeds} {accuracy:>8} {first:>10.1f} s")
+            print(f"{name:<28} {speeds} {accuracy:>8} {1000 * first:>9.0f} ms")
     draw(measured, list(workers), given.batch_sizes, given.picture)
 
 
