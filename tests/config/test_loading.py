@@ -165,6 +165,10 @@ class TestErrors:
             ("model: {vocab: v}\ndata: {train: t, batch_size: null}\n", "data.batch_size"),
             ("data: {train: t}\n", "model.vocab"),
             (LEAST.replace("vocab:", "hidden_size: 10, vocab:"), "model.hidden_size"),
+            (
+                LEAST + "callbacks: {profiler: {start_step: 4, wait_steps: 4}}\n",
+                "callbacks.profiler.start_step",
+            ),
         ],
     )
     def test_keys_that_do_not_agree(self, refused, text, name):
