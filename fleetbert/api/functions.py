@@ -8,14 +8,14 @@ can cause is a `fleetbert.Error`. Most are a `UserError`, which says what to do.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Literal, Mapping, Optional, Sequence, TypeVar
+from typing import TYPE_CHECKING, Callable, Literal, Mapping, Sequence
 
 from fleetbert import bundle as bundles
 from fleetbert import config as configs
+from fleetbert.api import pairs
 from fleetbert.api.arguments import folder_of, job_of, keys_of
 from fleetbert.api.model import PathLike
 from fleetbert.api.results import Run, Variant
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 # The truth, int64 [texts], and logits, float32 [texts, labels], or predictions, int64 [texts].
 Metric = Callable[["np.ndarray", "np.ndarray"], float]
 Predictions = Callable[["np.ndarray"], "np.ndarray"]
-Tables = Mapping[str, Optional[Table]]
-Job = TypeVar("Job", bound=configs.Config)
 
 
 @checked
@@ -115,7 +113,7 @@ def train(
             raise UserError("strategy.name: parameter_server is started by `fleetbert launch` only")
         if not task_names.SHAPES[job.task.name].of_texts:
             raise UserError(f"task.name: {job.task.name} is trained by `fleetbert train` only")
-        job = _of_pairs(job, _written(job, tables))
+        job = pairs.of_pairs(job, pairs.written(job, tables))
         environment.import_paddle()
         from fleetbert import tasks
         from fleetbert.training import job as training  # loads Paddle
@@ -216,7 +214,7 @@ def quantize(
     job = job_of(configs.Quantize, given, tables, config, output_dir, unlabelled="calibration.data")
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError("quantize: is for one process; ranks are for launch/quantize.py")
-    _refuse_pairs_of_bundle(job, tables, "calibration")
+    pairs.refuse_of_bundle(job, tables, "calibration")
     environment.import_paddle()
     from fleetbert.compress import pipeline  # loads Paddle
 
@@ -253,7 +251,7 @@ def distill(
     tables = in_memory.of_splits({"data.train": train, "data.dev": dev})
     with folder_of("distill", output_dir, config, given) as folder:
         job = job_of(configs.Distill, given, tables, config, folder)
-        job = _of_pairs(job, _written(job, tables))
+        job = pairs.of_pairs(job, pairs.written(job, tables))
         environment.import_paddle()
         from fleetbert.compress.distill import job as distillation  # loads Paddle
 
@@ -287,7 +285,7 @@ def early_exit(
     tables = in_memory.of_splits({"data.train": texts, "gate.data": gate})
     folder = _beside(bundle, "early-exit")
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
-    _refuse_pairs_of_bundle(job, tables, "train")
+    pairs.refuse_of_bundle(job, tables, "train")
     environment.import_paddle()
     from fleetbert.compress.distill import exits  # loads Paddle
 
@@ -300,52 +298,6 @@ def _remedy(function: str, job: configs.Config) -> str:
 
 def _beside(bundle: PathLike, name: str) -> Path:
     return Path(below_home(bundle)).parent / name
-
-
-def _written(job: configs.Section, tables: Tables) -> dict[str, str]:
-    """The files of the tables that are rows, by the names that errors have for them."""
-    rows = {
-        key: table
-        for key, table in tables.items()
-        if table is not None and not isinstance(table, (str, os.PathLike))
-    }
-    paths = {key: str(functools.reduce(getattr, key.split("."), job)) for key in rows}
-    return {Path(path).stem: path for path in paths.values()}
-
-
-def _of_pairs(job: Job, written: Mapping[str, str]) -> Job:
-    """The job, whose task is that of pairs where the training rows have two texts. written: files
-    of rows, by name. UserError at a second text that the task does not read."""
-    pair = f"pair_{job.task.name}"
-    has_pairs = "train" in written and in_memory.first_pair(written["train"], job.data) is not None
-    if has_pairs and pair in task_names.SHAPES:
-        job = job.model_copy(update={"task": job.task.model_copy(update={"name": pair})})
-    _refuse_pairs(job.task.name, written, job.data, f"task: {job.task.name}")
-    return job
-
-
-def _refuse_pairs(
-    task: str,
-    written: Mapping[str, str],
-    columns: configs.Columns,
-    reader: str,
-    unlabelled: str = "",
-) -> None:
-    """UserError at a second text that the task, which `reader` has, does not read. unlabelled: the
-    table without labels."""
-    from fleetbert import tasks
-
-    for name, path in written.items():
-        if tasks.get(task).labels.table_format(path, columns, labelled=False).pair is False:
-            row = in_memory.first_pair(path, columns)
-            in_memory.refuse_pair(name, row, reader, name != unlabelled)
-
-
-def _refuse_pairs_of_bundle(
-    job: configs.Quantize | configs.SelfDistill, tables: Tables, unlabelled: str = ""
-) -> None:
-    task = bundles.read(job.bundle).task.name
-    _refuse_pairs(task, _written(job, tables), job.data, f"the bundle, of {task},", unlabelled)
 
 
 def _named(

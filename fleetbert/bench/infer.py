@@ -16,8 +16,9 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
-from fleetbert.bench import lengths, measure
-from fleetbert.bench.measure import Figures, Segment, Worker
+from fleetbert.bench import infer_table, lengths, measure
+from fleetbert.bench.infer_table import Measured
+from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
 from fleetbert.core.errors import UserError
@@ -25,7 +26,6 @@ from fleetbert.data import api_docs, tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.read import Example, read_as
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.engines.answer import BATCH_TOKENS
 
 DESCRIPTION = """\
@@ -88,23 +88,6 @@ class Row(NamedTuple):
     def label(self) -> str:
         drop = f" at -{100 * self.drop:g} pt" if self.drop else ""
         return f"{self.engine}{drop}, {self.order}"
-
-
-class Measured(NamedTuple):
-    """A row's figures. Times are in ms, of single texts only. `difference`: the largest between its
-    logits and those of the first row. `padding`: the part of all tokens. `first_seconds`: of the
-    uncounted pass, in which an engine compiles each shape."""
-
-    engine: str
-    order: str
-    figures: Figures
-    batches: int
-    padding: float
-    p50_ms: float | None
-    p99_ms: float | None
-    accuracy: float | None
-    difference: float
-    first_seconds: float = 0.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -196,9 +179,11 @@ def run(arguments: argparse.Namespace) -> None:
         *([f"Not measured: {'; '.join(missing)}."] if missing else []),
     ]
     orders = [f"{order}: {described(order)}." for order in arguments.orders]
-    notes = [*known, *([] if points else orders), *difference_notes(measured, EXACT)]
-    table = lengths.table_rows(measured, points) if points else table_rows(measured)
-    measure.finish(arguments, table, notes, segments, engines=report(measured), missing=missing)
+    notes = [*known, *([] if points else orders), *infer_table.difference_notes(measured, EXACT)]
+    table = lengths.table_rows(measured, points) if points else infer_table.table_rows(measured)
+    measure.finish(
+        arguments, table, notes, segments, engines=infer_table.report(measured), missing=missing
+    )
     if arguments.report:
         page = Path(arguments.report)
         lengths.write_report(page, bundle.root, measured, points, notes, arguments)
@@ -405,43 +390,3 @@ def accuracy(
     index = {label: number for number, label in enumerate(labels)}
     truth = [index.get(example.label or "", -1) for example in examples]
     return None if min(truth) < 0 else float((logits.argmax(1) == truth).mean())
-
-
-def report(measured: dict[str, Measured]) -> dict[str, Json]:
-    return {
-        label: {**row._asdict(), **row.figures._asdict(), "figures": None}
-        for label, row in measured.items()
-    }
-
-
-def table_rows(measured: dict[str, Measured]) -> list[list[str]]:
-    header = ["", "texts/s", "lowest", "highest", "padding", "batches", "p50 ms", "p99 ms"]
-    rows = [[*header, "CPU ms/text", "peak MB", "accuracy"]]
-    for label, row in measured.items():
-        figures = row.figures
-        rows.append(
-            [
-                label,
-                *(f"{value:.1f}" for value in figures[:3]),
-                f"{row.padding:.1%}",
-                str(row.batches),
-                "-" if row.p50_ms is None else f"{row.p50_ms:.2f}",
-                "-" if row.p99_ms is None else f"{row.p99_ms:.2f}",
-                f"{figures.cpu_ms_per_text:.1f}",
-                f"{figures.peak_mb:.0f}",
-                "-" if row.accuracy is None else f"{row.accuracy:.4f}",
-            ]
-        )
-    return rows
-
-
-def difference_notes(measured: dict[str, Measured], exact: Sequence[str]) -> list[str]:
-    """How far the logits of engines that compute in float32 are from the first row's."""
-    differences = [row.difference for row in measured.values() if row.engine in exact]
-    if not differences:
-        return []
-    largest = max(differences)
-    notes = [f"Largest difference between logits in float32: {largest:.1e}."]
-    if not largest <= LARGEST_DIFFERENCE:
-        notes.append(f"WARNING: that is more than {LARGEST_DIFFERENCE}: they are different models.")
-    return notes

@@ -14,7 +14,8 @@ from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import Encodings
 
 if TYPE_CHECKING:
-    from fleetbert.bench.infer import Batches, Measured
+    from fleetbert.bench.infer import Batches
+    from fleetbert.bench.infer_table import Measured
 
 LENGTHS = "16,32,64,128,256,512"
 SIZES = "1,8,32"

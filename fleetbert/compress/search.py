@@ -160,14 +160,14 @@ class Search:
         logits = self.logits(sample)
         chosen = draw(len(self.known.truth), TIMED_TEXTS)
         runs = [_one_by_one(some, chosen) for some in (self.selection, sample)]
-        float32, own = (1e3 * statistics.median(t) / len(chosen) for t in in_turns(runs, ROUNDS)[1])
+        float32, ms = (1e3 * statistics.median(t) / len(chosen) for t in in_turns(runs, ROUNDS)[1])
         return Candidate(
             name=name,
             bundle=str(made.bundle.relative_to(self.folder)),
             variant=made.variant,
             accuracy=self.selection.metric(logits),
             drop=self.selection.drop(logits),
-            ms=own,
+            ms=ms,
             float32_ms=float32,
             mb=_megabytes(bundles.read(made.bundle), made.variant),
         )
@@ -185,8 +185,10 @@ class Search:
     def logits(self, sample: Sample) -> np.ndarray:
         """A candidate's logits with the labels in the order of the bundle's."""
         logits = sample.logits(sample.model.engine)
-        labels, own = list(self.gate.model.labels), list(sample.model.labels)
-        return logits if own == labels else logits[..., [own.index(label) for label in labels]]
+        labels, candidates = list(self.gate.model.labels), list(sample.model.labels)
+        if candidates == labels:
+            return logits
+        return logits[..., [candidates.index(label) for label in labels]]
 
 
 STEPS: dict[str, Callable[[Search, Made, Path], Made]] = {
@@ -214,10 +216,11 @@ def compress(job: config.Compress) -> pipeline.Result:
 def _compress(search: Search) -> pipeline.Result:
     job, gate, page = search.job, search.gate, search.folder / REPORT
     tried = _candidates(search)
-    possible = sorted((one for one in tried if not one.failed), key=lambda one: one.ms)
+    made = (candidate for candidate in tried if not candidate.failed)
+    possible = sorted(made, key=lambda candidate: candidate.ms)
     fitting = [candidate for candidate in possible if candidate.excess(job) <= 1]
     if not fitting:
-        nearest = min(possible, key=lambda one: one.excess(job), default=None)
+        nearest = min(possible, key=lambda candidate: candidate.excess(job), default=None)
         count = "no candidate" if len(tried) == 1 else f"none of {len(tried)} candidates"
         refused = f"{count} meets {search_report.limits(job)}"
         if nearest is not None:

@@ -51,8 +51,8 @@ def write(
             for key, (title, label, budget) in axes.items()
         ]
     columns = ["candidate", "variant", shown, "drop (95 %)", "ms", "float32's ms", "MB"]
-    rows = [_row(one, one.drop) for one in tried if one.drop is not None]
-    failed = [Text(one.describe(), "muted") for one in tried if one.failed]
+    rows = [_row(point, point.drop) for point in tried if point.drop is not None]
+    failed = [Text(point.describe(), "muted") for point in tried if point.failed]
     note = (
         f"On {job.selection.data}. Times are medians, each in turns with float32. Named in the "
         "figures: candidates that no other beats in both."
@@ -103,7 +103,9 @@ def _front(
     figures.draw_gate(axes, 100 * (points[0].accuracy - max_drop))
     best = front(points, key)
     axes.plot(
-        [getattr(one, key) for one in best], [100 * one.accuracy for one in best], color=TRAIN
+        [getattr(point, key) for point in best],
+        [100 * point.accuracy for point in best],
+        color=TRAIN,
     )
     for point in points:
         place = getattr(point, key), 100 * point.accuracy

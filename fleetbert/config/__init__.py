@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fleetbert.config.callbacks import Callbacks
     from fleetbert.config.columns import Columns
     from fleetbert.config.compression import (
         CALIBRATED,
@@ -26,16 +27,14 @@ if TYPE_CHECKING:
     )
     from fleetbert.config.distillation import Distill, Exits, SelfDistill
     from fleetbert.config.help import yaml_text, yaml_word
+    from fleetbert.config.inputs import Data, Model
     from fleetbert.config.keys import flat, on_resume
     from fleetbert.config.loading import distills_itself, from_keys, load_as
     from fleetbert.config.search import Budget, Compress
     from fleetbert.config.section import Section, key
     from fleetbert.config.training import (
-        Callbacks,
         Config,
-        Data,
         Loss,
-        Model,
         Optimizer,
         Precision,
         Strategy,
@@ -44,15 +43,17 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
+    "callbacks": "Callbacks",
     "columns": "Columns",
     "compression": "CALIBRATED SOFT TRAINED Calibration Gate PaddleSlim Quantize Selection Tuning",
     "distillation": "Distill Exits SelfDistill",
     "help": "yaml_text yaml_word",
+    "inputs": "Data Model",
     "keys": "flat on_resume",
     "loading": "distills_itself from_keys load_as",
     "search": "Budget Compress",
     "section": "Section key",
-    "training": "Callbacks Config Data Loss Model Optimizer Precision Strategy Task Trainer",
+    "training": "Config Loss Optimizer Precision Strategy Task Trainer",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -6,18 +6,10 @@ from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Tuple
 
 from pydantic import model_validator
 
+from fleetbert.config.callbacks import Callbacks
+from fleetbert.config.inputs import Data, Vocabulary, check_data
 from fleetbert.config.section import Section, key
-from fleetbert.config.training import (
-    Callbacks,
-    Config,
-    Data,
-    Optimizer,
-    Precision,
-    Strategy,
-    Trainer,
-    Vocabulary,
-    check_data,
-)
+from fleetbert.config.training import Config, Optimizer, Precision, Strategy, Trainer
 
 # Methods that train, in one process or in ranks, and those that need texts to calibrate with.
 TRAINED = ("qat", "prune")

@@ -6,9 +6,11 @@ from typing import List, Literal, Optional, Union
 
 from pydantic import model_validator
 
+from fleetbert.config.columns import Columns
 from fleetbert.config.compression import Gate, Removed, Selection, check_gate, refuse_removed
+from fleetbert.config.inputs import Model
 from fleetbert.config.section import Section, key
-from fleetbert.config.training import Columns, Config, Loss, Model
+from fleetbert.config.training import Config, Loss
 from fleetbert.core.task_names import SHAPES
 
 REMOVED = {

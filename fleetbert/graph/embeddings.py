@@ -67,7 +67,7 @@ def take_out(
         (state,) = set(programs.input_names(program)) - {"input_ids"}
     inputs = (state, programs.argument(mask.outputs, "Out"))
     rest = programs.cut(program, inputs, programs.output_names(program))
-    kept = programs.OnReading(programs.parameter_names(rest), parameters.__getitem__)
+    kept = weights.OnReading(programs.parameter_names(rest), parameters.__getitem__)
     tables = dict(apart or {})
     for name in names:
         if name not in tables:

@@ -8,17 +8,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import (
-    Callable,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    TypeVar,
-    Union,
-)
+from typing import Iterable, Iterator, List, Mapping, NamedTuple, Sequence, TypeVar, Union
 
 import numpy as np
 
@@ -373,25 +363,6 @@ def read_parameters(program: ProgramDesc, path: Path) -> dict[str, np.ndarray]:
 def parameter_bytes(arrays: Parameters) -> bytes:
     """What a .pdiparams file with these tensors holds."""
     return b"".join(parameter_parts(arrays))
-
-
-class OnReading(Parameters):
-    """Parameters that are each made when they are read, and not kept: Paddle copies what it loads,
-    so that all of them together would take their memory a second time."""
-
-    def __init__(self, names: Iterable[str], make: Callable[[str], np.ndarray]):
-        self._names, self._make = dict.fromkeys(names), make
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def parameter_parts(arrays: Parameters) -> Iterator[bytes | memoryview]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Collection, NamedTuple
+from typing import Any, Callable, Collection, Iterable, Iterator, NamedTuple
 
 import numpy as np
 from safetensors import safe_open
@@ -21,6 +21,25 @@ from fleetbert.graph.program import Parameters, ProgramDesc
 
 NAME = "weights.safetensors"
 SCALE = "@scale"
+
+
+class OnReading(Parameters):
+    """Parameters that are each made when they are read, and not kept: Paddle copies what it loads,
+    so that all of them together would take their memory a second time."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], np.ndarray]):
+        self._names, self._make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Quantized(NamedTuple):
@@ -155,7 +174,7 @@ def pick(
         return others[name]
 
     names = (name for name in programs.parameter_names(program) if name not in without)
-    return programs.OnReading(names, make)
+    return OnReading(names, make)
 
 
 def _along(values: np.ndarray, axis: int, dimensions: int) -> np.ndarray:

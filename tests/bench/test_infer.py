@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.bench import infer, measure
+from fleetbert.bench import infer, infer_table, measure
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
@@ -73,12 +73,12 @@ def test_the_faster_speed_is_the_largest_that_loses_no_more(tiny_bundle):
 def test_models_that_differ_are_warned_of():
     figures = measure.Figures(1, 1, 1, 1, 1, 1, 1, 1, 1)
     rows = {
-        name: infer.Measured(name, "sorted", figures, 1, 0, None, None, None, difference)
+        name: infer_table.Measured(name, "sorted", figures, 1, 0, None, None, None, difference)
         for name, difference in (("float32", 0.0), ("onnx", 0.02), ("int8", 0.5))
     }
-    assert any("WARNING" in note for note in infer.difference_notes(rows, infer.EXACT))
-    assert not any("WARNING" in note for note in infer.difference_notes(rows, ["float32"]))
-    assert infer.difference_notes(rows, ["none"]) == []
+    assert any("WARNING" in note for note in infer_table.difference_notes(rows, infer.EXACT))
+    assert not any("WARNING" in note for note in infer_table.difference_notes(rows, ["float32"]))
+    assert infer_table.difference_notes(rows, ["none"]) == []
 
 
 def test_time_by_length_and_batch(tiny_bundle, texts, tmp_path, measured, bench, monkeypatch):

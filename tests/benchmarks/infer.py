@@ -20,8 +20,9 @@ import numpy as np
 from benchmarks import harness, models
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
-from fleetbert.bench import infer, measure
-from fleetbert.bench.infer import Measured, Texts
+from fleetbert.bench import infer, infer_table, measure
+from fleetbert.bench.infer import Texts
+from fleetbert.bench.infer_table import Measured
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.core.errors import UserError
@@ -110,16 +111,16 @@ def run(arguments: argparse.Namespace) -> Result:
         sized.append([engine, f"{bytes_of / 1e6:.1f}", f"{bytes_of / sizes[FLOAT32]:.3f}"])
     return Result(
         f"Answering {len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens",
-        [infer.table_rows(measured), sized],
+        [infer_table.table_rows(measured), sized],
         [
             *(f"{order}: {infer.described(order)}." for order in arguments.orders),
             f"{arguments.threads} threads. Tokenizing is not timed.",
-            *infer.difference_notes(measured, EXACT),
+            *infer_table.difference_notes(measured, EXACT),
             "Peers: " + (", ".join(sorted({v for v in versions.values() if v})) or "none") + ".",
             *([f"Not measured: {'; '.join(missing)}."] if missing else []),
             *harness.busy(segments, arguments.threads),
         ],
-        {"engines": infer.report(measured), "versions": versions, "sizes": sizes},
+        {"engines": infer_table.report(measured), "versions": versions, "sizes": sizes},
         targets(measured, segments) if arguments.targets else [],
     )
 

