@@ -38,4 +38,11 @@ from fleetbert.bundle.variants import (
     Variant,
     WeightOnlyVariant,
 )
-from fleetbert.bundle.write import add_variant, adding, create, replacing, writing
+from fleetbert.bundle.write import (
+    add_variant,
+    adding,
+    check_replaceable,
+    create,
+    replacing,
+    writing,
+)

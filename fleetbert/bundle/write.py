@@ -52,10 +52,7 @@ def create(
     is never replaced, and while another process writes it.
     """
     final = Path(path).resolve()
-    if final.exists() and not (_is_empty(final) or (final / MANIFEST).is_file()):
-        raise UserError(
-            f"{final} exists and is not a bundle, so it is not replaced: name a new folder"
-        )
+    check_replaceable(final)
     contents = {name: _read_vocab(path) for name, path in tokenizer.files.items()}
     try:
         task_info = Task(
@@ -82,6 +79,14 @@ def create(
         (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
         (temporary / card.NAME).write_text(card.card(manifest), encoding="utf-8")
     return read(final)
+
+
+def check_replaceable(final: Path) -> None:
+    """UserError where there is a file or a folder that is not a bundle."""
+    if final.exists() and not (_is_empty(final) or (final / MANIFEST).is_file()):
+        raise UserError(
+            f"{final} exists and is not a bundle, so it is not replaced: name a new folder"
+        )
 
 
 def _is_empty(path: Path) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
+from pydantic import ValidationError
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -59,19 +60,23 @@ class Search:
                 f"output_dir: {self.folder}/bundle is the bundle to make smaller, which stays as "
                 "it is; name another folder"
             )
+        bundles.check_replaceable((self.folder / "bundle").resolve())
         self.gate = Gate(self.bundle, job.gate, job.threads, columns=job.data)
-        path = str(job.selection.data)
-        if files.sha256(path) == self.gate.sha256:
-            raise UserError(
-                f"selection.data: {path} has the texts of gate.data, which only accept what was "
-                "chosen on others; name another table"
-            )
+        path, train = str(job.selection.data), str(job.data.train)
         known = evaluate.read_known(self.gate.model, path, columns=job.data)
+        evaluate.read_known(self.gate.model, train, columns=job.data)
+        others = {"gate.data": self.gate.sha256, "data.train": files.sha256(train)}
+        for name, sha256 in others.items():
+            if files.sha256(path) == sha256:
+                raise UserError(
+                    f"selection.data: {path} has the texts of {name}; candidates are compared on "
+                    "texts that nothing was trained on and the gate does not use: name another "
+                    "table"
+                )
         texts = draw(len(known.truth), job.selection.texts)
         examples = [known.examples[text] for text in texts]
         self.known = evaluate.Known(examples, known.truth[texts], 0)
         self.selection = Sample(self.gate.model, path, self.known)
-        evaluate.read_known(self.gate.model, str(job.data.train), columns=job.data)
 
     # The steps: of what was made before, in a folder of their own.
 
@@ -208,7 +213,10 @@ def compress(job: config.Compress) -> pipeline.Result:
     written in either case. UserError for what is wrong with the job. `job.bundle` stays as it is.
     """
     folder = Path(job.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
     with locks.only_writer(folder / ".writing", f"{folder}", "wait for its end, or stop it"):
         return _compress(Search(job))
 
@@ -275,7 +283,10 @@ def _resume(search: Search) -> Tried:
         whole.update(files.sha256(str(table)).encode())
     if not path.exists():
         return Tried(of=whole.hexdigest())
-    state = Tried.model_validate_json(path.read_text(encoding="utf-8"))
+    try:
+        state = Tried.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise UserError(f"{path}: is not what a search writes; remove it") from error
     if state.of != whole.hexdigest():
         raise UserError(
             f"output_dir: {search.folder} holds the search of another job, bundle or table; name "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 
 import yaml
@@ -67,4 +68,4 @@ def _default(field: FieldInfo) -> str:
 
 def yaml_word(value: object) -> str:
     """A value as YAML in one line."""
-    return yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).split("\n")[0]

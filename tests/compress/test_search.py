@@ -150,10 +150,26 @@ def test_steps_that_train(job):
     assert student.variant("float32").bytes < bundles.read(settings.bundle).variant("float32").bytes
 
 
-def test_what_is_wrong_is_said_before_anything_is_made(job, bundle, tiny_data):
-    dev = str(tiny_data / "dev.tsv")
-    with pytest.raises(UserError, match=r"has the texts of gate\.data"):
-        search.compress(job(selection={"data": dev}))
+def test_what_is_wrong_is_said_before_anything_is_made(job, bundle, tiny_data, tmp_path):
+    for table, sentence in [
+        ("dev.tsv", r"has the texts of gate\.data"),
+        ("train.tsv", r"has the texts of data\.train"),
+        ("missing.tsv", "no such file"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            search.compress(job(selection={"data": str(tiny_data / table)}))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"output_dir: cannot write to .*file: File exists"):
+        search.compress(job(output_dir=str(tmp_path / "file")))
+    folder = tmp_path / "search"
+    (folder / "search.json").write_text("{}")
+    with pytest.raises(UserError, match=r"search\.json: is not what a search writes; remove it"):
+        search.compress(job())
+    (folder / "bundle").mkdir()
+    (folder / "bundle" / "mine.txt").touch()
+    with pytest.raises(UserError, match="exists and is not a bundle, so it is not replaced"):
+        search.compress(job())
+    shutil.rmtree(folder / "bundle")
     with pytest.raises(ValueError, match=r"selection\.data: name a labelled table"):
         job(selection={})
     with pytest.raises(ValueError, match="candidates: is empty"):

@@ -64,6 +64,7 @@ def test_help_shows_some_fifteen_keys_and_where_the_rest_is(command, capsys):
         parser.parse_args(["--help-all"])
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in keys_of(command))
+    assert ",)" not in short + listed  # long defaults are whole
 
 
 # Names of Hugging Face transformers' TrainingArguments and scripts, PaddleNLP, SetFit,
