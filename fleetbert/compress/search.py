@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fleetbert import bundle as bundles
-from fleetbert import config
+from fleetbert import config, tasks
 from fleetbert.compress import from_program, pipeline, search_report
 from fleetbert.compress.candidate import Candidate, Tried
 from fleetbert.compress.distill import exits
@@ -55,6 +55,7 @@ class Search:
     def __init__(self, job: config.Compress):
         self.job, self.folder = job, Path(job.output_dir)
         self.bundle = bundles.read(job.bundle)
+        tasks.get(self.bundle.task.name).check_of_texts(job.bundle, "fleetbert compress")
         if (self.folder / "bundle").resolve() == self.bundle.root.resolve():
             raise UserError(
                 f"output_dir: {self.folder}/bundle is the bundle to make smaller, which stays as "

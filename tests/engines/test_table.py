@@ -150,6 +150,7 @@ def test_servers_hold_the_table_for_predict(bundle, tiny_bundle, tmp_path):
     "words",
     [
         ("quantize", "method=dynamic", "bundle={}", "gate.data=x.tsv"),
+        ("compress", "bundle={}", "data.train=x", "selection.data=y", "gate.data=z"),
         ("export", "--bundle", "{}", "--format", "onnx"),
         ("export", "--bundle", "{}", "--format", "lite", "--target", "x86"),
         ("bench", "infer", "--bundle", "{}"),
