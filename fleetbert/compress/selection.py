@@ -28,13 +28,15 @@ def open_sample(
     path, key = (table, key) if settings.data is None else (settings.data, "selection.data")
     if path is None:
         raise UserError("selection.data: name a labelled table to choose on, not gate.data")
+    known = None
+    if settings.data is not None:
+        known = evaluate.read_known(gate.model, path, columns=gate.columns)
     if files.sha256(path) == gate.sha256:
         raise UserError(
             f"{key}: {path} has the texts of gate.data, which only accept what was chosen on "
             "others; name another table as selection.data"
         )
-    if settings.data is not None:
-        known = evaluate.read_known(gate.model, path, columns=gate.columns)
+    if known is not None:
         texts = draw(len(known.truth), settings.texts, seed)
         some = evaluate.Known([known.examples[text] for text in texts], known.truth[texts], 0)
         log.info(f"choosing on {len(texts)} texts of {path}")

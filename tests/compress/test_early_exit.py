@@ -308,6 +308,14 @@ def test_a_weighting_that_gained_nothing_is_refused(bundle, tiny_data):
         job(bundle, tiny_data, weighting="none")
 
 
+def test_the_gates_texts_are_refused_before_heads_learn(bundle, tiny_data, monkeypatch):
+    monkeypatch.setattr(exit_training, "train", None)
+    wanted = values(bundle, tiny_data, epochs=1)
+    wanted["selection"] = {"data": str(tiny_data / "dev.tsv")}
+    with pytest.raises(UserError, match=r"selection\.data: .* has the texts of gate\.data"):
+        job_of_exits.add_variants(config.SelfDistill.model_validate(wanted))
+
+
 def test_a_source_that_cannot_be_cut(bundle, tiny_data):
     pipeline.quantize(quantizing(bundle, tiny_data, "dynamic"))
     settings = job(bundle, tiny_data).model_copy(update={"sources": ["int8-dynamic"]})

@@ -70,6 +70,7 @@ def test_a_table_of_its_own_may_be_named(trained, tiny_data, tmp_path):
     [
         ({"selection.data": "dev.tsv"}, r"selection.data: .* has the texts of gate.data"),
         ({"calibration.data": "dev.tsv"}, r"calibration.data: .* has the texts of gate.data"),
+        ({"selection.data": "missing.tsv"}, r"missing\.tsv: no such file"),
         ({"calibration.data": "few.txt"}, "4 texts are too few to hold some out"),
     ],
 )

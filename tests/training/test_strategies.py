@@ -165,3 +165,8 @@ class TestFleetKeys:
         ):
             with pytest.raises(ValueError, match=said):
                 tiny_job.job(tiny_data, tmp_path, {**sharded, **more})
+
+    @pytest.mark.parametrize("keys", [{}, {"hybrid_configs": {"sharding_degree": 2}}])
+    def test_one_process_says_that_it_does_not_use_them(self, keys, tiny_data, tmp_path, caplog):
+        connect(tiny_job.job(tiny_data, tmp_path, {"strategy.fleet": keys}))
+        assert ("so its keys are not used" in caplog.text) == bool(keys)

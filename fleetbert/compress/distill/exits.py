@@ -92,15 +92,16 @@ def _add_variants(
     model = gate.model._replace(batch_tokens=BATCH_TOKENS)
     answers = model.task.answer
     head = answers.exit_head(job.distill.head)
+    sample = None
+    if not strategy.rank:
+        sample = selection.open_sample(gate, job.selection, job.data.train, job.seed, "data.train")
     examples, labels = read_examples(job, model, teacher, strategy)
     learned = exit_training.train(
         training, strategy, job.distill, examples, labels, head, answers.doubt
     )
     trained: dict[int, Tensors] = dict(enumerate(learned, 1))
-    if strategy.rank:
+    if sample is None:
         return []
-    table, seed = job.data.train, job.seed
-    sample = selection.open_sample(gate, job.selection, table, seed, "data.train")
     results = []
     for name in names:
         source = teacher if name == "float32" else early_exit.open_source(bundle, name)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import paddle
@@ -17,6 +18,8 @@ from fleetbert.training.strategies.collective import Collective
 from fleetbert.training.strategies.parameter_server import rendezvous
 from fleetbert.training.strategies.parameter_server.trainer import ParameterServer
 from fleetbert.training.strategies.single import Single
+
+log = logging.getLogger(__name__)
 
 
 def connect(job: schema.Config) -> Single:
@@ -36,6 +39,11 @@ def connect(job: schema.Config) -> Single:
             "paddle.distributed.launch, or choose collective"
         )
     # One rank needs no group: `collective` without a launcher is the same as single.
+    if job.strategy.fleet and not launched:
+        log.warning(
+            "strategy.fleet: one process exchanges nothing, so its keys are not used; start it "
+            "with fleetbert launch, or leave them out"
+        )
     return Collective(device, job.strategy) if launched else Single(device)
 
 
