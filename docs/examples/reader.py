@@ -44,7 +44,7 @@ def main() -> None:
         speed = rank["texts_per_s"]
         ratio = rank["reader_ratio"]
         print(f"{workers:>7} {reader:>9.1f} {batch:>9.1f} {ratio:>12.1%} {speed:>9.1f}")
-        recorded[f"{workers} workers"] = read(folder / figures["trace"])
+        recorded[f"{workers} workers"] = read(folder / figures["traces"][0])
     path = Path(given.output_dir) / "timeline.svg"
     draw(recorded, path)
     print(f"timeline: {path}; each workers-N/profile/ has one for chrome://tracing")
