@@ -83,7 +83,9 @@ class Vocabulary(Section):
     @model_validator(mode="after")
     def _has_texts(self) -> Vocabulary:
         if self.keep and self.data is None:
-            raise ValueError("keep: names tokens beside those of texts; give data too")
+            raise ValueError(
+                "vocabulary.keep: names tokens beside those of texts; give vocabulary.data too"
+            )
         return self
 
 

@@ -78,7 +78,7 @@ def open_task(
     if job.trainer.calibrate:
         if not task.metrics.calibrates:
             raise UserError(
-                f"trainer.calibrate: task.name: {task.name} tells no probabilities; leave it out"
+                f"trainer.calibrate: task.name: {task.name} gives no probabilities; leave it out"
             )
         splits[0], held = hold_out(splits[0], job.trainer.calibrate, job.trainer.seed)
     made = (kind or TextTask)(job, source, tokenizer, labels, *splits)

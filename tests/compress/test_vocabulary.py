@@ -110,7 +110,7 @@ def test_the_gate_stops_one_that_lost_words(bundle, tiny_data, tmp_path):
     ("changes", "message"),
     [
         ({"vocabulary": {}}, "vocabulary.data: name a file of texts"),
-        ({"vocabulary": {"keep": ["word1"]}}, "keep: names tokens beside those of texts"),
+        ({"vocabulary": {"keep": ["word1"]}}, r"vocabulary\.keep: names tokens beside those"),
         ({"source": "pruned-float32"}, "source: method: vocabulary makes a new bundle"),
         ({"bits": 16}, "bits: method: vocabulary computes in float32"),
     ],
