@@ -128,7 +128,10 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
         )
     layers = groups.layer_outputs(program)
     if len(layers) < 2 or len(layers) != groups.count_layers(program):
-        raise UserError(f"sources: the variant {name} of {bundle.root} is no BERT of many layers")
+        raise UserError(
+            f"sources: early exit needs an encoder of at least two layers, and the variant {name} "
+            f"of {bundle.root} is none"
+        )
     (logits,) = programs.output_names(program)
     return Source(name, program, quantized, others, layers, logits)
 
