@@ -150,7 +150,14 @@ def test_servers_hold_the_table_for_predict(bundle, tiny_bundle, tmp_path):
     "words",
     [
         ("quantize", "method=dynamic", "bundle={}", "gate.data=x.tsv"),
-        ("compress", "bundle={}", "data.train=x", "selection.data=y", "gate.data=z"),
+        (
+            "compress",
+            "bundle={0}",
+            "data.train=x",
+            "selection.data=y",
+            "gate.data=z",
+            "output_dir={0}-s",
+        ),
         ("export", "--bundle", "{}", "--format", "onnx"),
         ("export", "--bundle", "{}", "--format", "lite", "--target", "x86"),
         ("bench", "infer", "--bundle", "{}"),
