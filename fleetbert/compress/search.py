@@ -66,13 +66,14 @@ class Search:
         path, train = str(job.selection.data), str(job.data.train)
         known = evaluate.read_known(self.gate.model, path, columns=job.data)
         evaluate.read_known(self.gate.model, train, columns=job.data)
-        others = {"gate.data": self.gate.sha256, "data.train": files.sha256(train)}
-        for name, sha256 in others.items():
-            if files.sha256(path) == sha256:
+        tables = {"data.train": train, "gate.data": self.gate.data, "selection.data": path}
+        seen: dict[str, str] = {}
+        for name, table in tables.items():
+            other = seen.setdefault(files.sha256(table), name)
+            if other != name:
                 raise UserError(
-                    f"selection.data: {path} has the texts of {name}; candidates are compared on "
-                    "texts that nothing was trained on and the gate does not use: name another "
-                    "table"
+                    f"{name}: {table} has the texts of {other}; candidates are trained on one "
+                    "table, chosen on a second and accepted on a third: name another table"
                 )
         texts = draw(len(known.truth), job.selection.texts)
         examples = [known.examples[text] for text in texts]

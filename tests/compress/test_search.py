@@ -158,6 +158,8 @@ def test_what_is_wrong_is_said_before_anything_is_made(job, bundle, tiny_data, t
     ]:
         with pytest.raises(UserError, match=sentence):
             search.compress(job(selection={"data": str(tiny_data / table)}))
+    with pytest.raises(UserError, match=r"gate\.data: .* has the texts of data\.train"):
+        search.compress(job(gate={"data": str(tiny_data / "train.tsv")}))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"output_dir: cannot write to .*file: File exists"):
         search.compress(job(output_dir=str(tmp_path / "file")))
