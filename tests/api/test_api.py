@@ -15,7 +15,7 @@ import pytest
 import tiny_job
 
 import fleetbert
-from fleetbert.api import functions as api
+from fleetbert.api import pairs
 from fleetbert.api.arguments import job_of
 from fleetbert.data import in_memory, read
 
@@ -186,7 +186,7 @@ def test_rows_with_two_texts_are_never_read_as_one(tmp_path, task, rows, expecte
     values = {"task": {"name": task}, "data": {"train": "x"}, "model": {"vocab": "v"}}
     job = fleetbert.config.Config.model_validate(values)
     written = {"train": str(in_memory.as_file("train", rows, tmp_path))}
-    assert api._of_pairs(job, written).task.name == expected
+    assert pairs.of_pairs(job, written).task.name == expected
 
 
 def test_second_texts_that_nobody_reads_are_refused(run, tiny, tmp_path):
