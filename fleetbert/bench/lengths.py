@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -72,16 +72,32 @@ def texts_of(encodings: Encodings, wanted: Sequence[Point]) -> tuple[Encodings, 
     return Encodings(ids, lengths, 0), plans
 
 
+Curves = Dict[str, Dict[int, List[float]]]  # by engine and size of the batches
+
+
+def curves(measured: Mapping[str, Measured], wanted: Sequence[Point]) -> Curves:
+    """Milliseconds of a text of each length, ascending."""
+    by_place = {(row.engine, row.order): row for row in measured.values()}
+    lengths, sizes = (sorted(set(axis)) for axis in zip(*wanted))
+    return {
+        engine: {
+            size: [
+                1000 / by_place[engine, Point(length, size).order].figures.texts_per_s
+                for length in lengths
+            ]
+            for size in sizes
+        }
+        for engine in dict.fromkeys(row.engine for row in measured.values())
+    }
+
+
 def table_rows(measured: Mapping[str, Measured], wanted: Sequence[Point]) -> list[list[str]]:
     """Milliseconds of a text: a row for each engine and size, a column for each length."""
-    columns = sorted({point.length for point in wanted})
-    rows = [["ms of a text", *(f"{length} tokens" for length in columns)]]
-    by_place = {(row.engine, row.order): row for row in measured.values()}
-    for engine in dict.fromkeys(row.engine for row in measured.values()):
-        for size in sorted({point.size for point in wanted}):
-            times = [by_place[engine, Point(length, size).order] for length in columns]
-            shown = (f"{1000 / row.figures.texts_per_s:.2f}" for row in times)
-            rows.append([f"{engine}, batches of {size}", *shown])
+    lengths = sorted({point.length for point in wanted})
+    rows = [["ms of a text", *(f"{length} tokens" for length in lengths)]]
+    for engine, sizes in curves(measured, wanted).items():
+        for size, times in sizes.items():
+            rows.append([f"{engine}, batches of {size}", *(f"{time:.2f}" for time in times)])
     return rows
 
 
@@ -100,16 +116,15 @@ def write_report(
     from fleetbert.reports import figures, page
 
     header, *rows = table_rows(measured, wanted)
-    sizes = sorted({point.size for point in wanted})
+    lengths = sorted({point.length for point in wanted})
     drawn = []
     with matplotlib.rc_context(figures.STYLE):
-        for engine in dict.fromkeys(row.engine for row in measured.values()):
+        for engine, sizes in curves(measured, wanted).items():
             figure, axes = figures.axes_of()
-            for number, size in enumerate(sizes):
-                times = next(row for row in rows if row[0] == f"{engine}, batches of {size}")[1:]
+            for number, (size, times) in enumerate(sizes.items()):
                 axes.plot(
-                    [point.length for point in wanted if point.size == size],
-                    [float(time) for time in times],
+                    lengths,
+                    times,
                     STYLES[number % len(STYLES)],
                     marker="o",
                     markersize=3,

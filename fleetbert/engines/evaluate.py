@@ -90,8 +90,8 @@ def evaluate(
     outputs = model.task.metrics.per_example(logits.values)
     calibrated = {}
     if model.task.metrics.calibrates:
-        told = model.task.metrics.confidence(table.truth, outputs, model.labels)
-        calibrated["ece"] = calibration_error(*told)
+        confidence = model.task.metrics.confidence(table.truth, outputs, model.labels)
+        calibrated["ece"] = calibration_error(*confidence)
     return {
         **model.task.metrics.evaluate(table.truth, outputs, model.labels),
         **calibrated,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,31 @@ from fleetbert.engines.engine import Engine, Options
 INPUTS = ("numbers", "rows")
 # int64 [any] ids → float32 [any, width]
 LookUp = Callable[[np.ndarray], np.ndarray]
+
+
+class Table(NamedTuple):
+    """known: int64 [entries], ascending; rows: float32 [entries, width]."""
+
+    known: np.ndarray
+    rows: np.ndarray
+
+    def look_up(self, ids: np.ndarray) -> np.ndarray:
+        """float32 [any, width] of int64 [any] ids; zeros for those that have no row."""
+        if not len(self.known):
+            return np.zeros((len(ids), self.rows.shape[1]), np.float32)
+        places, there = places_of(ids, self.known)
+        return np.where(there[:, None], self.rows[places], np.float32(0))
+
+
+def open_table(folder: Path) -> Table:
+    """Map ids.npy and rows.npy: all processes that open them share their memory."""
+    return Table(*(np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "rows.npy")))
+
+
+def as_texts(words: np.ndarray) -> Texts:
+    """Rows that `fields.pack` made, int32 [rows, WORDS], as engines take texts."""
+    lengths = np.full(len(words), fields.WORDS)
+    return Texts(words.reshape(-1), lengths, lengths)
 
 
 class TableEngine(Engine):
@@ -36,25 +61,14 @@ class TableEngine(Engine):
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
         """Rows all have the same number of integers, whatever the length of a shape."""
         for rows, _ in shapes:
-            lengths = np.full(rows, fields.WORDS)
-            self.run(Texts(np.zeros(rows * fields.WORDS, np.int32), lengths, lengths))
+            self.run(as_texts(np.zeros((rows, fields.WORDS), np.int32)))
 
 
 def open_variant(folder: Path, options: Options) -> TableEngine:
-    """Open model.pdmodel and model.pdiparams, and map ids.npy and rows.npy: all processes that
-    open the table share its memory."""
+    """Open model.pdmodel and model.pdiparams, and the table."""
     program, parameters = folder / "model.pdmodel", folder / "model.pdiparams"
     config = paddle_inference.config_of(program, parameters)
     config.switch_ir_optim(True)
     config.enable_memory_optim()
     opened = predictor.create(config, options.device, options.threads)
-    known, rows = (np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "rows.npy"))
-
-    def look_up(ids: np.ndarray) -> np.ndarray:
-        """Zeros for ids that have no row."""
-        if not len(known):
-            return np.zeros((len(ids), rows.shape[1]), np.float32)
-        places, there = places_of(ids, known)
-        return np.where(there[:, None], rows[places], np.float32(0))
-
-    return TableEngine(predictor.bind(opened, INPUTS), look_up)
+    return TableEngine(predictor.bind(opened, INPUTS), open_table(folder).look_up)

@@ -12,7 +12,7 @@ import paddle
 from fleetbert import bundle
 from fleetbert.compat import program_desc
 from fleetbert.core.errors import UserError
-from fleetbert.data import fields, ragged
+from fleetbert.data import fields
 from fleetbert.data.tokenizers import Spec
 from fleetbert.engines import engine, golden, table
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
@@ -46,8 +46,8 @@ def export_rows(
         folder = folder / "float32"
         folder.mkdir()
         write_table(folder)
-        known, rows = (np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "rows.npy"))
-        width = rows.shape[1]
+        opened = table.open_table(folder)
+        width = opened.rows.shape[1]
         spec = [
             paddle.static.InputSpec([-1, *shape], "float32", name)
             for name, shape in zip(
@@ -58,17 +58,13 @@ def export_rows(
         program_desc.save(network, folder / "model", spec)
         program = programs.read(folder / "model.pdmodel")
         programs.write(folder / "model.pdmodel", tidy.tidy(program))
-        numbers, ids = _sample(known)
-        chosen = np.zeros((*ids.shape, width), np.float32)
-        is_known = np.isin(ids, known)
-        chosen[is_known] = rows[np.searchsorted(known, ids[is_known])]
+        numbers, ids = _sample(opened.known)
+        chosen = opened.look_up(ids.reshape(-1)).reshape(*ids.shape, width)
         with paddle.no_grad():
             features = fields.features(numbers)
             expected = network(*map(paddle.to_tensor, (features, chosen))).numpy()[:, None]
         words = fields.pack(numbers, ids)
-        lengths = np.full(len(words), fields.WORDS)
-        texts = ragged.Texts(words.reshape(-1), lengths, lengths)
-        actual = engine.open_folder(engine.TABLE, folder).run(texts)
+        actual = engine.open_folder(engine.TABLE, folder).run(table.as_texts(words))
         difference = float(np.abs(actual - expected).max())
         if not difference <= LARGEST_DIFFERENCE:  # also catches NaN
             raise UserError(
@@ -82,7 +78,7 @@ def export_rows(
                 accuracy=list(accuracy),
                 runs_on=["x86", "armv8"],
                 versions=versions(),
-                rows=len(known),
+                rows=len(opened.known),
                 width=width,
                 max_difference_to_network=difference,
                 golden=bundle.Golden(

@@ -16,7 +16,7 @@ from fleetbert.compat import environment
 from fleetbert.compat.parameter_server import Fleet
 from fleetbert.core.errors import UserError
 from fleetbert.data.hashed_ids import ALL_IDS
-from fleetbert.engines.table import LookUp
+from fleetbert.engines.table import LookUp, open_table
 from fleetbert.training.sparse_table import AT_ONCE
 from fleetbert.training.strategies.parameter_server import rendezvous, server
 from fleetbert.training.strategies.parameter_server.arrival import Counted, Layout
@@ -40,8 +40,7 @@ def asking(bundle: bundles.Bundle, variant: str) -> Iterator[LookUp]:
     layout, tables = _tables(width, place)
     tables.connect()
     counted = Counted(tables, layout, 0)
-    root = bundle.folder(variant)
-    ids, rows = (np.load(root / name, mmap_mode="r") for name in ("ids.npy", "rows.npy"))
+    ids, rows = open_table(bundle.folder(variant))
     for start in range(0, len(ids), AT_ONCE):
         part = np.array(rows[start : start + AT_ONCE])
         fill(counted, np.array(ids[start : start + AT_ONCE]), part, np.zeros_like(part))
