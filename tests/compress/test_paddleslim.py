@@ -1,7 +1,7 @@
 """PaddleSlim 2.6.0's calls give what the Paddle classes give that are taken here.
 
 Where one of these fails with another PaddleSlim, its call does something of its own, and the text
-in docs/compress.md has to be looked at again.
+in docs/paddleslim.md has to be looked at again.
 """
 
 from __future__ import annotations
