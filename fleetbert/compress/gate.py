@@ -58,7 +58,7 @@ class Sample:
 
     def __init__(self, model: answer.Model, name: str, known: evaluate.Known):
         """model: of float32."""
-        self.model, self.name, self.truth = model, name, known.truth
+        self.model, self.name, self.known, self.truth = model, name, known, known.truth
         given = model.task.labels.texts(known.examples)
         self.texts = given[1] or given[0]
         self.encodings = model.task.answer.encode(model.tokenizer, *given, model.max_length)
@@ -160,8 +160,7 @@ class Gate(Sample):
 
     def sample_of(self, model: answer.Model) -> Sample:
         """The same texts as another model reads them."""
-        known = evaluate.read_known(self.model, self.data, columns=self.columns)
-        return Sample(model, self.data, known)
+        return Sample(model, self.data, self.known)
 
     def measure(
         self, variant: bundles.Variant, folder: Path, sample: Sample | None = None
