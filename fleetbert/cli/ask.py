@@ -36,7 +36,9 @@ def run(arguments: argparse.Namespace) -> None:
     texts = [line[:-1].decode("utf-8", "backslashreplace") for line in lines]
     model = load(arguments)
     stream, form = io.BytesIO(b"".join(lines)), model.task.labels.input_format("-", USUAL)
-    for objects, _ in answer.answer_lines(model, stream, False, form=form):
+    failed = 0
+    for objects, counts in answer.answer_lines(model, stream, False, form=form):
+        failed += counts.errors
         for text, reply in zip(texts, objects):
             print(text)
             if "error" in reply:
@@ -46,3 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
         if not any("error" in reply for reply in objects):
             for line in model.task.answer.together_in_words(objects):
                 print(line)
+    if failed:
+        raise UserError(
+            f"ask: {failed} of {len(lines)} texts could not be answered: see their error"
+        )

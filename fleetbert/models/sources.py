@@ -222,7 +222,8 @@ def head_labels(fields: Fields, count: int) -> tuple[str, ...]:
         by_number = {number: label for label, number in by_label.items()}
     if not isinstance(by_number, dict):
         return ()
-    names = {str(number): str(label).strip() for number, label in by_number.items()}
+    named = ((number, "" if label is None else label) for number, label in by_number.items())
+    names = {str(number): str(label).strip() for number, label in named}
     labels = tuple(names.get(str(number), "") for number in range(count))
     return labels if len(names) == len(set(labels)) == len(labels) and all(labels) else ()
 

@@ -214,8 +214,9 @@ def test_export_adds_the_variant(fleetbert, copied_bundle):
 def test_ask_takes_lines_as_predict_does_and_shows_what_it_cannot(fleetbert, tiny_bundle, tmp_path):
     path = tmp_path / "texts.txt"
     path.write_bytes("word1\u2028word2\n\fword3\n".encode() + b"caf\xe9\n")
-    code, out, _ = fleetbert("ask", "--bundle", tiny_bundle, "--file", path, "caf\udce9")
-    assert code == 0
+    code, out, said = fleetbert("ask", "--bundle", tiny_bundle, "--file", path, "caf\udce9")
+    assert code == 2
+    assert "2 of 4 texts had no answer" in said
     assert out.count("→") == 2
     assert out.count("caf\\xe9\n  error: line ") == 2
     assert "`iconv -f latin1 -t utf-8`" in out

@@ -243,6 +243,7 @@ class TestHeadsOfTrainedClassifiers:
             {},
             {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}},
             {"id2label": {"0": "same", "1": "same"}},
+            {"id2label": {"0": None, "1": "so so"}},
             {"id2label": ["neg", "pos"]},
             {"id2label": {"0": "neg"}},
         ],
