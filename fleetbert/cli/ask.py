@@ -49,6 +49,4 @@ def run(arguments: argparse.Namespace) -> None:
             for line in model.task.answer.together_in_words(objects):
                 print(line)
     if failed:
-        raise UserError(
-            f"ask: {failed} of {len(lines)} texts could not be answered: see their error"
-        )
+        raise UserError(f"ask: {failed} of {len(lines)} texts had no answer: see their error")
