@@ -44,7 +44,8 @@ class Distillation(Section):
     )
     teacher: Optional[str] = key(
         None,
-        "the teacher: a run's folder `model`, or, for its logits only, a bundle",
+        "the teacher: a run's folder `model`, or, for its logits only, a bundle, or a "
+        "cross-validated run's folder, whose bundles teach by their mean logits",
         common_for=("distill",),
     )
     start_layers: Optional[List[int]] = key(

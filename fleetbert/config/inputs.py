@@ -28,6 +28,18 @@ class Data(Columns):
     builtin: Optional[Literal["api_docs"]] = key(
         None, "built-in data instead of files: docstrings labelled by package"
     )
+    folds: Optional[int] = key(
+        None,
+        "cross-validation: number of parts of data.train, each of which is held out of one run "
+        "(null: a single run)",
+        common_for=("train",),
+        ge=2,
+    )
+    group_column: Optional[str] = key(
+        None,
+        "folds: column whose rows with the same value stay in one fold, such as an author "
+        "(null: folds have labels in equal shares)",
+    )
     max_length: int = key(
         128,
         "longest text in tokens, special ones included; longer texts are truncated",
@@ -117,5 +129,7 @@ def check_data(data: Data) -> None:
         raise ValueError("data.train: give either data.train or data.builtin")
     if data.builtin and data.dev:
         raise ValueError("data.dev: data.builtin brings its own dev texts; leave data.dev out")
+    if data.group_column is not None and data.folds is None:
+        raise ValueError("data.group_column: is for data.folds; give both or neither")
     if data.batch_size is None and data.batch_tokens is None:
         raise ValueError("data.batch_size: give data.batch_size, data.batch_tokens or both")

@@ -123,6 +123,8 @@ def train_with(
     open_trainable: opens what is trained. write_results: writes the results on rank 0 when all
     steps are done. first, last: callbacks before and after all others.
     """
+    if job.data.folds is not None:
+        raise UserError("data.folds: is for `fleetbert train` in one process; leave it out here")
     environment.keep_large_blocks()
     allowed = limits.read()
     if strategy.rank == 0 and allowed.processors < allowed.affinity:

@@ -53,7 +53,9 @@ def write_report(folder: Path) -> None:
         sections=[
             Section("", _tiles(summary, dev, config)),
             Section("Over the steps", curves),
-            _classes(dev),
+            Section(
+                f"Classes, on the dev texts at step {number(dev.get('step', 0))}", classes_of(dev)
+            ),
             _profile(summary, folder / "profile.json"),
             _servers(summary.get("servers", []), rows),
             _data(summary.get("data", {})),
@@ -116,11 +118,11 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[Tile]:
     return tiles
 
 
-def _classes(dev: Row) -> Section:
+def classes_of(dev: Row) -> list[page.Part]:
     """The confusion matrix, or where classes are many what is most confused; figures by class."""
     classes = dev.get("classes", {})
     if not classes:
-        return Section("", [])
+        return []
     parts: list[page.Part] = []
     confusions = dev.get("confusions", [])[:MOST_CONFUSIONS]
     if dev.get("confusion") and len(classes) <= MOST_CLASSES:
@@ -142,7 +144,7 @@ def _classes(dev: Row) -> Section:
         for label, scores in shown
     ]  # fmt: skip
     parts.append(Table(["class", "precision", "recall", "F1", "support"], rows, note))
-    return Section(f"Classes, on the dev texts at step {number(dev['step'])}", parts)
+    return parts
 
 
 def _profile(summary: Row, path: Path) -> Section:

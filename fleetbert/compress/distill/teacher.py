@@ -41,12 +41,19 @@ class Teacher(NamedTuple):
 def open_teacher(job: schema.Distill) -> Teacher:
     """Open `distill.teacher`; UserError if it is not there or does not do the job's task."""
     path = Path(str(job.distill.teacher))
-    if (path / bundles.MANIFEST).is_file():
-        return _open_bundle(job, path)
+    if members := _members(path):
+        opened = [_open_bundle(job, member) for member in members]
+        if len({tuple(each.labels) for each in opened}) > 1:
+            raise UserError(
+                f"distill.teacher: the bundles of {path} have different labels; name a folder that "
+                "`fleetbert train --folds` wrote"
+            )
+        return opened[0]._replace(path=path, digest=" ".join(each.digest for each in opened))
     if not (path / "config.json").is_file():
         raise UserError(
             f"distill.teacher: {path} is neither a model (a folder with config.json, like `model` "
-            "of a run) nor a bundle (one with manifest.json)"
+            "of a run) nor a bundle (one with manifest.json), nor a cross-validated run "
+            "(one with fold-1/bundle)"
         )
     try:
         source = sources.open_source(schema.Model(init=f"{path}/"))
@@ -59,6 +66,13 @@ def open_teacher(job: schema.Distill) -> Teacher:
         )
     digest = weights.digest(source.tokenizer, source.tensors)
     return Teacher(path, list(source.head_labels), source.tokenizer, source, digest)
+
+
+def _members(path: Path) -> list[Path]:
+    """The bundle at `path`, or those of a cross-validated run; none of anything else."""
+    if (path / bundles.MANIFEST).is_file():
+        return [path]
+    return [manifest.parent for manifest in sorted(path.glob(f"fold-*/bundle/{bundles.MANIFEST}"))]
 
 
 def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
@@ -215,19 +229,22 @@ def build(teacher: Teacher, task: Task, labels: Sequence[str]) -> nn.Layer:
 def bundle_logits(
     teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Single, labels: Sequence[str]
 ) -> np.ndarray:
-    """Outputs that the bundle's program gives, shared out over the ranks: float32 [texts, labels]
-    in the order of `labels`, or [texts, 1] of numbers.
+    """Outputs that the bundle's program gives, of a cross-validated run the mean of its bundles',
+    shared out over the ranks: float32 [texts, labels] in the order of `labels`, or [texts, 1] of
+    numbers.
 
     All are computed before the first step, so that a resumed run learns from the same ones.
     """
-    bundle = bundles.read(teacher.path)
     columns = places(teacher, labels) if labels else slice(None)
     device = "gpu" if strategy.device == "gpu" else "cpu"
-    opened = engine.open(bundle, "float32", device, pad_id=tokenizer.pad_id)
+    opened = [
+        engine.open(bundles.read(path), "float32", device, pad_id=tokenizer.pad_id)
+        for path in _members(teacher.path)
+    ]
     batches = plan_inference(split.encodings.lengths, answer.BATCH_TOKENS)
     texts = ragged.of(split.encodings)
     mine = [
-        (indices, opened.run(batch)[:, columns])
+        (indices, np.mean([each.run(batch) for each in opened], axis=0)[:, columns])
         for indices, batch in texts.parts(batches[strategy.rank :: strategy.world_size])
     ]
     strategy.barrier()  # `gather` does not wait for long
