@@ -16,11 +16,14 @@ from fleetbert.compat import environment, versions
 from fleetbert.config import loading
 from fleetbert.core.errors import UserError
 from fleetbert.launch import reaper
+from fleetbert.launch.manifest import KINDS, manifest
+from fleetbert.launch.manifest import Job as Submitted
 from fleetbert.launch.output import Output
 from fleetbert.launch.servers import Job
 
 log = logging.getLogger(__name__)
 
+IMAGE = "fleetbert-trainer"  # as in deploy/inference/compose.yaml
 HANG_TIMEOUT = 3600.0  # seconds: reading a large table, too, may take long without a word
 
 DESCRIPTION = """\
@@ -43,7 +46,10 @@ failed.
     Then all processes are killed, and restart if --max_restart allows.
   - After Ctrl-C or SIGTERM the trainers have 60 s to save a checkpoint. No process is left behind,
     even if this one is killed.
---ranks starts collective training, by paddle.distributed.launch.
+--ranks starts collective training, by paddle.distributed.launch. --print shows, in place of
+starting it, the file that submits the job of --nodes machines to a cluster:
+
+  fleetbert launch --print slurm --nodes 2 --ranks 1 launch/train.py --config configs/sst2.yaml
 
 The script is a file, or a module as after `python -m`. All words after it are its arguments. Other
 scripts than launch/train.py may use FLEETBERT_RUN, a folder that the processes of one start share
@@ -75,6 +81,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of the logs (default: OUTPUT_DIR/log of --config, else a temporary folder)",
     )
+    parser.add_argument(
+        "--print",
+        choices=sorted(KINDS),
+        metavar="MANAGER",
+        help=f"show a file for a cluster manager: {', '.join(sorted(KINDS))} (docs/clusters.md)",
+    )
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="with --print: machines (default: 2)"
+    )
+    parser.add_argument(
+        "--image",
+        metavar="NAME",
+        help=f"with --print: the image of the pods (default: {IMAGE})",
+    )
     parser.add_argument("script", nargs="?", help="script that each process runs")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
 
@@ -82,6 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     script = _script(arguments)
+    if arguments.print is not None:
+        _print(arguments, script)
+        return 0
     if arguments.log_dir is None:
         arguments.log_dir = _log_dir(_words(arguments))
     if arguments.ranks is not None:
@@ -107,16 +130,43 @@ def run(arguments: argparse.Namespace) -> int:
 def _log_dir(words: list[str]) -> str:
     """Where the logs of a script with these arguments go: into the output_dir of its job, or, where
     the script is not one of fleetbert's, into a temporary folder that a line names."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    job_options.add_config(parser)
-    known, others = parser.parse_known_args(words)
-    if known.config != os.devnull:
-        overrides = [word for word in others if "=" in word and not word.startswith("-")]
-        with contextlib.suppress(UserError):  # which the job itself says
-            return str(Path(loading.output_dir(known.config, overrides)) / "log")
+    output_dir = _output_dir(words)
+    if output_dir:
+        return str(Path(output_dir) / "log")
     folder = tempfile.mkdtemp(prefix="fleetbert-log-")
     log.info(f"logs: {folder}")
     return folder
+
+
+def _output_dir(words: list[str]) -> str:
+    """The output_dir of the job with these arguments; "" where the script is not fleetbert's."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    job_options.add_config(parser)
+    known, others = parser.parse_known_args(words)
+    if known.config == os.devnull:
+        return ""
+    overrides = [word for word in others if "=" in word and not word.startswith("-")]
+    with contextlib.suppress(UserError):  # which the job itself says
+        return loading.output_dir(known.config, overrides)
+    return ""
+
+
+def _print(arguments: argparse.Namespace, script: list[str]) -> None:
+    words = _words(arguments)
+    print(
+        manifest(
+            arguments.print,
+            Submitted(
+                nodes=2 if arguments.nodes is None else arguments.nodes,
+                ranks=arguments.ranks,
+                restarts=arguments.max_restart,
+                image=arguments.image or IMAGE,
+                command=["python", "-u", *script] if script[0] == "-m" else script,
+                output_dir=_output_dir(words),
+            ),
+        ),
+        end="",
+    )
 
 
 def _fill_standard_streams() -> None:
@@ -128,7 +178,13 @@ def _fill_standard_streams() -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("servers", "trainers", "ranks"):
+    if arguments.print is None:
+        for name in ("nodes", "image"):
+            if getattr(arguments, name) is not None:
+                raise UserError(f"--{name} without --print: it is for the file that --print shows")
+    elif arguments.ranks is None:
+        raise UserError(f"--print {arguments.print}: give --ranks, the processes of each machine")
+    for name in ("servers", "trainers", "ranks", "nodes"):
         count = getattr(arguments, name)
         if count is not None and count < 1:
             raise UserError(f"--{name} {count}: there has to be at least one")

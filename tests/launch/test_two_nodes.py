@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
-import subprocess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import tiny_job
+from namespaces import Host, two_hosts
 from processes import ended, rank, wait_for, wait_for_loss
 
 JOB = {"trainer.epochs": 3, "trainer.checkpoint_every": 7, "model.dropout": 0.0}
 
 
-class Node(NamedTuple):
-    host: str
-    interface: str
-    prefix: tuple[str, ...]  # runs a command on this node's network
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
-def nodes():
-    """Two network namespaces joined by a cable; without the right to make them, this machine."""
-    names = [f"fleetbert-{os.getpid()}-{number}" for number in (0, 1)]
-    hosts = ["10.213.77.1", "10.213.77.2"]
-    try:
-        for name in names:
-            _ip("netns", "add", name)
-            _ip("-n", name, "link", "set", "lo", "up")
-        cable = ["link", "add", "node0", "type", "veth", "peer", "node1", "netns", names[1]]
-        _ip("-n", names[0], *cable)
-        for number, (name, host) in enumerate(zip(names, hosts)):
-            _ip("-n", name, "addr", "add", f"{host}/24", "dev", f"node{number}")
-            _ip("-n", name, "link", "set", f"node{number}", "up")
-        found = [
-            Node(host, f"node{number}", ("ip", "netns", "exec", name))
-            for number, (name, host) in enumerate(zip(names, hosts))
-        ]
-    except (OSError, subprocess.CalledProcessError):
-        found = [Node("127.0.0.1", "lo", ())] * 2
-    yield found
-    if shutil.which("ip"):
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+def nodes(tmp_path_factory):
+    """Two hosts; without the right to make them, this machine."""
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+        yield hosts or [Host("127.0.0.1", "lo", ())] * 2
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +30,8 @@ def start_both(nodes, start):
             port = server.getsockname()[1]
         both = []
         for number, node in enumerate(nodes):
-            launcher = ["--nnodes", "2", "--master", f"{nodes[0].host}:{port}"]
-            launcher += ["--rank", str(number), "--host", node.host]
+            launcher = ["--nnodes", "2", "--master", f"{nodes[0].address}:{port}"]
+            launcher += ["--rank", str(number), "--host", node.address]
             launcher += ["--nproc_per_node", "1", "--max_restart", "3"]
             environ = {"GLOO_SOCKET_IFNAME": node.interface}
             both.append(start(config, launcher=launcher, prefix=node.prefix, environ=environ))
