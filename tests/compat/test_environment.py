@@ -224,6 +224,24 @@ def test_what_paddle_imports_for_others_waits_until_it_is_used():
     assert done.stdout == "True []\nClient Client\nCppExtension False\n", done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_pages_that_only_the_import_of_paddle_needed_are_given_back():
+    code = (
+        "from fleetbert.compat import environment\n"
+        "environment.give_back_code, give_back = lambda: None, environment.give_back_code\n"
+        "paddle = environment.import_paddle()\n"
+        "def megabytes():\n"
+        "    words = open('/proc/self/status').read().split()\n"
+        "    return int(words[words.index('RssFile:') + 1]) / 1024\n"
+        "before = megabytes(); give_back(); after = megabytes()\n"
+        "assert float(paddle.ones([8, 8]).matmul(paddle.ones([8, 8])).sum()) == 512\n"
+        "print(before, after)\n"
+    )
+    done = python(code)
+    before, after = map(float, done.stdout.split())
+    assert after < 0.7 * before, done.stderr
+
+
 def test_a_home_that_cannot_be_written_is_no_trouble(tmp_path):
     """As in a container with --user. Root may write anywhere but there."""
     code = (
