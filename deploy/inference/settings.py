@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Dict, List, Literal, Mapping, Optional, Union
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from fleetbert.config import Section, key, yaml_text
+from fleetbert.core import device as devices
+from fleetbert.core.errors import UserError
 
 Admins = Literal["loopback", "anyone", "nobody"]
 VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")  # of a folder in the repository
@@ -191,8 +193,13 @@ class Batching(Section):
 
 
 class Engine(Section):
-    device: Literal["cpu", "gpu"] = key(
-        "cpu", "device: cpu, or gpu (needs paddlepaddle-gpu)", common_for=SERVE
+    device: str = key("cpu", "device: cpu, gpu or gpu:N (needs paddlepaddle-gpu)", common_for=SERVE)
+    precision: devices.Precision = key(
+        "float32",
+        "GPUs: precision of matrix products; int8 needs TensorRT and the variant int8-static",
+    )
+    tensorrt: devices.TensorRT = key(
+        "off", "GPUs: auto compiles models with TensorRT where it is installed, which takes minutes"
     )
     workers: Optional[int] = key(
         None,
@@ -219,6 +226,22 @@ class Engine(Section):
         "503, so that the server is restarted from outside",
         gt=0,
     )
+
+    @field_validator("tensorrt", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # as YAML reads a bare off
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Engine:
+        try:
+            self.computes_on()
+        except UserError as error:
+            raise ValueError(f"engine: {error}") from None
+        return self
+
+    def computes_on(self) -> devices.Device:
+        return devices.of(self.device, self.precision, self.tensorrt)
 
 
 class Logs(Section):

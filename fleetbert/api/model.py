@@ -27,6 +27,7 @@ from typing import (
 from fleetbert import config
 from fleetbert.api import notebook
 from fleetbert.compat import environment
+from fleetbert.core import device as devices
 from fleetbert.core.arguments import checked
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
     class Options(TypedDict, total=False):
         device: str
+        precision: str
+        tensorrt: str
         threads: int | None
         batch_tokens: int | None
 
@@ -137,15 +140,20 @@ class Model(Generic[A]):
         device: str = "cpu",
         threads: int | None = None,
         batch_tokens: int | None = None,
+        precision: str = "float32",
+        tensorrt: str = "off",
     ):
-        self._named = Path(below_home(bundle)).absolute(), variant, device, threads, batch_tokens
+        path = Path(below_home(bundle)).absolute()
+        self._named = path, variant, device, threads, batch_tokens, precision, tensorrt
         self._open()
 
     def _open(self) -> None:
         environment.import_paddle()
         from fleetbert.engines import answer  # loads Paddle
 
-        self._model = answer.load(*self._named, streams=True)
+        path, variant, name, threads, batch_tokens, *how = self._named
+        device = devices.of(name, *how)
+        self._model = answer.load(path, variant, device, threads, batch_tokens, streams=True)
         self._process = os.getpid()
 
     @property
@@ -405,19 +413,23 @@ def load(
     device: str = "cpu",
     threads: int | None = None,
     batch_tokens: int | None = None,
+    precision: str = "float32",
+    tensorrt: str = "off",
 ) -> Model[Any]:
     """Open a variant of a bundle: `load("bundle")(["a lovely film"])[0].label`.
 
     task: the task that the bundle has to have, by which type checkers know the answers' fields.
         Default: any.
-    device: cpu or gpu.
+    device: cpu, gpu or gpu:N.
     threads: the number of CPU threads. Default: OMP_NUM_THREADS, else one per processor.
     batch_tokens: tokens per batch, padding included. Default: 2048.
+    precision: of matrix products on a GPU: float32, float16, bfloat16 or int8 (docs/serve.md).
+    tensorrt: off, or auto: a GPU computes through TensorRT where it is installed.
 
     Raises UserError if the bundle cannot be opened, gives no answers (mlm), is of another task or
     lacks the variant.
     """
-    model: Model[Any] = Model(bundle, variant, device, threads, batch_tokens)
+    model: Model[Any] = Model(bundle, variant, device, threads, batch_tokens, precision, tensorrt)
     if task not in (None, model.task):
         raise UserError(f"task: {bundle} answers the task {model.task}, not {task}")
     return model

@@ -26,7 +26,7 @@ from fleetbert.data import api_docs, tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.read import Example, read_as
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.engines.answer import BATCH_TOKENS
+from fleetbert.engines.engine import BATCH_TOKENS
 
 DESCRIPTION = """\
 Measure the variants of a bundle by turns: texts/s, latency of one text, memory, accuracy.

@@ -6,9 +6,10 @@ import argparse
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, Iterator
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Iterator, get_args
 
 from fleetbert import config
+from fleetbert.core import device as devices
 from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,9 +24,21 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device",
-        choices=("cpu", "gpu"),
         default="cpu",
-        help="device that computes (default: cpu)",
+        help="device that computes: cpu, gpu or gpu:N (default: cpu)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=get_args(devices.Precision),
+        default="float32",
+        help="GPUs: precision of matrix products; int8 needs TensorRT and the variant int8-static "
+        "(default: float32)",
+    )
+    parser.add_argument(
+        "--tensorrt",
+        choices=get_args(devices.TensorRT),
+        default="off",
+        help="GPUs: auto compiles the program with TensorRT where it is installed (default: off)",
     )
     parser.add_argument(
         "--threads",
@@ -84,7 +97,7 @@ def load(arguments: argparse.Namespace) -> answer.Model:
     return answer.load(
         arguments.bundle,
         arguments.variant,
-        arguments.device,
+        devices.of(arguments.device, arguments.precision, arguments.tensorrt),
         arguments.threads,
         arguments.batch_tokens,
         arguments.speed,

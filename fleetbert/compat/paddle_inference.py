@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
-from fleetbert.compat import cards, environment
-from fleetbert.core.errors import UserError
+from fleetbert.compat import environment
 
 # A shape has about 10, of some 5 KB each.
 PRIMITIVES = 16384
@@ -35,14 +34,6 @@ def config_of(program: Path, parameters: Path) -> PredictorConfig:
     locale has none (`LC_ALL=C PYTHONUTF8=0`).
     """
     return import_inference().Config(os.fsencode(program), os.fsencode(parameters))
-
-
-def check_card() -> None:
-    """UserError where Paddle finds no card, or has no kernels for the first."""
-    cuda = environment.import_paddle().device.cuda
-    if not cuda.device_count():
-        raise UserError("device is gpu, but Paddle finds no GPU: use --device cpu")
-    cards.check(cuda.get_device_capability(0), cuda.get_device_name(0), "use --device cpu")
 
 
 def use_onednn(config: PredictorConfig) -> None:

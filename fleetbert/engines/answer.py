@@ -14,22 +14,20 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert import tasks
 from fleetbert.config import Columns
+from fleetbert.core.device import CPU, Device
 from fleetbert.core.errors import UserError
 from fleetbert.data import ragged, tokenizers
 from fleetbert.data.ragged import Texts
 from fleetbert.data.read import USUAL, Example, Format, check_texts, iter_lines
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
+from fleetbert.engines.engine import BATCH_TOKENS
 from fleetbert.tasks import Answer
 from fleetbert.tasks.answer import are_finite
 
 if TYPE_CHECKING:
     from tqdm.std import tqdm
 
-# Tokens of a batch, padding included. BERT-base in float32 on 2 threads takes the same processor
-# time with 512 to 2,048, and 4 % more with 4,096, whose batches hold more padding. MiniLM in int8
-# takes a tenth less with 2,048 than with 1,024: what a call costs counts more there.
-BATCH_TOKENS = 2048
 # Lines that are read, sorted by length and answered together.
 WINDOW = 4096
 # A progress bar for less is only noise.
@@ -74,7 +72,7 @@ class Logits(NamedTuple):
 def load(
     path: str | Path,
     variant: str = "float32",
-    device: str = "cpu",
+    device: Device | str = CPU,
     threads: int | None = None,
     batch_tokens: int | None = None,
     speed: float | None = None,
@@ -91,7 +89,15 @@ def load(
         raise UserError(f"batch_tokens is {batch_tokens}; it has to be at least 1")
     tokenizer = tokenizers.open(bundle)
     pad_id = tokenizer.pad_id
-    opened = engine.open(bundle, variant, device, threads, streams=streams, pad_id=pad_id)
+    opened = engine.open(
+        bundle,
+        variant,
+        device,
+        threads,
+        streams=streams,
+        pad_id=pad_id,
+        batch_tokens=batch_tokens or BATCH_TOKENS,
+    )
     engine.warn_if_one_by_one(bundle, variant)
     if speed is not None:
         if opened.early_exit is None:

@@ -17,7 +17,7 @@ from fleetbert.data import ragged
 from fleetbert.data.batching import padded_size
 from fleetbert.data.packing import PackedLayout, pack, packed_layout
 from fleetbert.data.ragged import Texts
-from fleetbert.engines import exit_heads, exits
+from fleetbert.engines import exit_heads, exits, predictor
 from fleetbert.engines.engine import Engine, Options, Result, Shapes
 from fleetbert.engines.exits import Batch, Settings, Text, Work
 from fleetbert.engines.packed import Group, open_group
@@ -25,6 +25,8 @@ from fleetbert.engines.rows import in_parts
 from fleetbert.engines.streams import Streams, first_batches
 from fleetbert.graph import embeddings, weights
 from fleetbert.graph import program as programs
+from fleetbert.graph.groups import cut_groups
+from fleetbert.graph.program import ProgramDesc
 from fleetbert.tasks.answer import by_text
 
 
@@ -162,11 +164,15 @@ class EarlyExitEngine(Engine):
 
 
 def open_variant(folder: Path, options: Options) -> EarlyExitEngine:
-    """Open the groups of layers in `folder` on oneDNN."""
-    if options.device != "cpu":
-        raise UserError("an early-exit variant runs on CPUs (oneDNN); use --device cpu")
+    """Open the groups of layers in `folder` on oneDNN; on a card those of the program that they
+    were made from."""
     settings = exits.load_settings(folder)
     quantized, others = weights.load(folder)
+    if options.device.card is not None:
+        if quantized:
+            raise UserError("on a GPU early exit computes in floats: name early-exit-float32")
+        on_card = _on_card(folder.parent / "float32", settings, options)
+        return EarlyExitEngine(settings, [on_card], folder)
     parts = [programs.read(folder / exits.program_name(end)) for end in settings.ends]
     tables = embeddings.integer_tables(parts[0], quantized)
     groups = [
@@ -181,6 +187,20 @@ def open_variant(folder: Path, options: Options) -> EarlyExitEngine:
     ]
     paddle_inference.ease_numpy()
     return EarlyExitEngine(settings, list(zip(*groups)), folder)
+
+
+def _on_card(source: Path, settings: Settings, options: Options) -> list[Group]:
+    """The groups of layers of the program in `source`, which compute of rows with padding."""
+    program, arrays = programs.read_model(source)
+
+    def open_part(part: ProgramDesc) -> Group:
+        stored = {name: arrays[name] for name in programs.parameter_names(part)}
+        device, threads = options.device, options.threads
+        opened = predictor.create_from_memory(part, stored, device, threads, optimize=True)
+        predict = predictor.bind(opened, programs.input_names(part), device)
+        return of_rows(lambda *rows: predict(*rows)[0], settings.pad_id)
+
+    return [open_part(part) for _, part in cut_groups(program, settings.ends)]
 
 
 def of_rows(run: Callable[[np.ndarray, np.ndarray], np.ndarray], pad_id: int) -> Group:

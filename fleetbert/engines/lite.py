@@ -71,7 +71,7 @@ def _open(lite: ModuleType, path: Path, inputs: Sequence[str], threads: int) -> 
 
 
 def _import_lite(options: Options) -> ModuleType:
-    if options.device != "cpu":
+    if options.device.card is not None:
         raise UserError("Paddle Lite runs on CPUs here: use --device cpu")
     if options.threads < 1:
         raise UserError(f"threads is {options.threads}; it has to be at least 1")

@@ -25,17 +25,24 @@ def open_variant(folder: Path, options: Options) -> ProgramEngine:
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = options.threads
     settings.log_severity_level = 3
-    provider = "CUDAExecutionProvider" if options.device == "gpu" else "CPUExecutionProvider"
+    card = options.device.card
+    if options.device.precision != "float32":
+        raise UserError(
+            f"precision is {options.device.precision}, which ONNX Runtime does not take: leave it "
+            "out, or name the variant float32"
+        )
+    provider = "CPUExecutionProvider" if card is None else "CUDAExecutionProvider"
     if provider not in onnxruntime.get_available_providers():
         raise UserError(
-            "device is gpu, but the installed ONNX Runtime has no CUDA: install "
+            f"device is {options.device.name}, but the installed ONNX Runtime has no CUDA: install "
             "onnxruntime-gpu or use --device cpu"
         )
     path = folder / "model.onnx"
     # ONNX Runtime opens no file whose name the locale has no letters for (`paddle_inference`).
     is_text = str(path).encode("utf-8", "ignore") == os.fsencode(path)
     model = str(path) if is_text else path.read_bytes()
-    session = onnxruntime.InferenceSession(model, settings, providers=[provider])
+    providers = [provider] if card is None else [(provider, {"device_id": card})]
+    session = onnxruntime.InferenceSession(model, settings, providers=providers)
     names = [entry.name for entry in session.get_inputs()]
     places = [(*INPUTS, MASK).index(name) for name in names]
 

@@ -11,6 +11,7 @@ from typing import Callable, Mapping, Optional, Sequence
 
 import numpy as np
 
+from fleetbert.core.device import CPU
 from fleetbert.data import ragged
 from fleetbert.data.packing import PackedLayout, pack
 from fleetbert.data.ragged import Texts
@@ -73,7 +74,7 @@ def _open(
     """Open a program that computes from `inputs`."""
     program = share_variables(add_in_place(bfloat16.convert(program)))
     program = layouts.convert_layouts_once(program)
-    first = predictor.create_from_memory(program, parameters, "cpu", threads, optimize=False)
+    first = predictor.create_from_memory(program, parameters, CPU, threads, optimize=False)
     names = (*inputs, layouts.FIRST_RUN)
     clones = [first.clone() for _ in range(1, streams)]
     return [

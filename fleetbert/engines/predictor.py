@@ -10,7 +10,9 @@ from typing import Callable, Iterable, Iterator, List, Sequence
 import numpy as np
 
 from fleetbert.compat import environment, paddle_inference
+from fleetbert.core.device import CPU, Device
 from fleetbert.core.errors import UserError
+from fleetbert.engines import gpu
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import Parameters, ProgramDesc
@@ -22,48 +24,57 @@ DTYPES = {"i": np.int64, "f": np.float32, "b": np.bool_}
 
 
 def create(
-    config: paddle_inference.PredictorConfig, device: str, threads: int
+    make: Callable[[], paddle_inference.PredictorConfig],
+    device: Device,
+    threads: int,
+    whole: gpu.Whole | None = None,
 ) -> paddle_inference.Predictor:
-    """The predictor of a config that names its files."""
+    """The predictor of a config that `make` makes and that names its files. whole: see `gpu`."""
     if threads < 1:
         raise UserError(f"threads is {threads}; it has to be at least 1")
+    if device.card is not None:
+        return gpu.create(make, device, whole)
+    config = make()
     config.disable_glog_info()
-    if device == "gpu":
-        if not environment.import_paddle().is_compiled_with_cuda():
-            raise UserError(
-                "device is gpu, but the installed PaddlePaddle is the CPU build: install "
-                "paddlepaddle-gpu (docs/paddle3.md says which) or use --device cpu"
-            )
-        paddle_inference.check_card()
-        config.enable_use_gpu(256, 0)  # MB to begin with; it grows
-    else:
-        config.disable_gpu()
-        config.set_cpu_math_library_num_threads(threads)
-        paddle_inference.use_onednn(config)
+    config.disable_gpu()
+    config.set_cpu_math_library_num_threads(threads)
+    paddle_inference.use_onednn(config)
     return paddle_inference.import_inference().create_predictor(config)
 
 
 def create_from_memory(
-    program: ProgramDesc, parameters: Parameters, device: str, threads: int, optimize: bool
+    program: ProgramDesc,
+    parameters: Parameters,
+    device: Device,
+    threads: int,
+    optimize: bool,
+    whole: gpu.Whole | None = None,
 ) -> paddle_inference.Predictor:
     """The predictor of a program; optimize: let Paddle run its own passes over it."""
-    config = paddle_inference.import_inference().Config()
-    config.switch_ir_optim(optimize)
-    if optimize:
-        config.enable_memory_optim()
-    program = int8.limit_weights(program, int8.weight_steps(environment.cpuinfo()))
+    if device.card is None:
+        program = int8.limit_weights(program, int8.weight_steps(environment.cpuinfo()))
+
+    def make() -> paddle_inference.PredictorConfig:
+        config = paddle_inference.import_inference().Config()
+        config.switch_ir_optim(optimize)
+        if optimize:
+            config.enable_memory_optim()
+        config.set_model(text, data)
+        return config
+
     # Files in memory: a buffer is copied six times (BERT-base: 0.4 s instead of 3.8).
     with memory_file([program.SerializeToString()]) as text, memory_file(
         programs.parameter_parts(parameters)
     ) as data:
-        config.set_model(text, data)
-        return create(config, device, threads)
+        return create(make, device, threads, whole)
 
 
-def bind(predictor: paddle_inference.Predictor, inputs: Sequence[str]) -> Predict:
+def bind(
+    predictor: paddle_inference.Predictor, inputs: Sequence[str], device: Device = CPU
+) -> Predict:
     """The predictor as a function of its inputs, which are given in the order of their names here.
 
-    Inputs that a call does not give stay as they were. Paddle reads floats where they lie.
+    Inputs that a call does not give stay as they were. On a CPU Paddle reads floats where they lie.
     """
     handles = [predictor.get_input_handle(name) for name in inputs]
     outputs = [predictor.get_output_handle(name) for name in predictor.get_output_names()]
@@ -72,7 +83,7 @@ def bind(predictor: paddle_inference.Predictor, inputs: Sequence[str]) -> Predic
         for handle, array in zip(handles, arrays):
             # both read the memory as it lies
             array = np.ascontiguousarray(array, DTYPES[array.dtype.kind])
-            if array.dtype.kind == "f":
+            if array.dtype.kind == "f" and device.card is None:
                 paddle_inference.lend(handle, array)
             else:
                 handle.copy_from_cpu(array)
@@ -86,7 +97,7 @@ def open_as_it_is(program: ProgramDesc, parameters: Parameters, threads: int) ->
     """Open a program for CPUs, all operators of which are left to Paddle; it takes its inputs in
     their order. parameters: those of the program, and maybe others."""
     stored = {name: parameters[name] for name in programs.parameter_names(program)}
-    predictor = create_from_memory(program, stored, "cpu", threads, optimize=False)
+    predictor = create_from_memory(program, stored, CPU, threads, optimize=False)
     return bind(predictor, programs.input_names(program))
 
 

@@ -19,6 +19,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.data.batching import CALL_TOKENS, cut_by_length, plan_inference
 from fleetbert.data.packing import packed_layout
 from fleetbert.data.ragged import Texts
+from fleetbert.engines import paddle
 from fleetbert.engines.engine import Engine, Options, Result, Shapes
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
@@ -82,13 +83,18 @@ class RowsEngine(Engine):
             self._answer(group, texts)
 
 
-def open_int8(folder: Path, options: Options) -> RowsEngine:
+def open_int8(folder: Path, options: Options) -> Engine:
     """Open x86.pdmodel and weights.safetensors in `folder`.
 
-    oneDNN wants float32 weights and makes integers of them: the very ones that are on disk.
+    oneDNN wants float32 weights and makes integers of them: the very ones that are on disk. On a
+    card TensorRT computes what model.pdmodel says, with the same weights and scales.
     """
-    if options.device != "cpu":
-        raise UserError("an int8 variant of this kind runs on CPUs (oneDNN); use --device cpu")
+    if options.device.card is not None:
+        if options.device.precision != "int8":
+            raise UserError("an int8 variant computes in int8: set precision=int8 tensorrt=auto")
+        program = programs.read(folder / "model.pdmodel")
+        parameters = weights.parameters(folder, program)
+        return paddle.open_parameters(folder, program, parameters, options)
     program = programs.read(folder / "x86.pdmodel")
     quantized, others = weights.load(folder)
     tables = embeddings.integer_tables(program, quantized)
@@ -101,8 +107,11 @@ def open_bfloat16(folder: Path, options: Options) -> RowsEngine:
 
     oneDNN wants float32 weights and rounds them: to the very ones that are on disk.
     """
-    if options.device != "cpu":
-        raise UserError("a bfloat16 variant runs on CPUs (oneDNN); use --device cpu")
+    if options.device.card is not None:
+        raise UserError(
+            "a bfloat16 variant is for CPUs (oneDNN): on a GPU use variant float32 with "
+            "precision=bfloat16"
+        )
     processor.check(processor.BFLOAT16, "a bfloat16 variant")
     program = programs.read(folder / "x86.pdmodel")
     halves, others = weights.load_halves(folder)

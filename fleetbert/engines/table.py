@@ -67,8 +67,12 @@ class TableEngine(Engine):
 def open_variant(folder: Path, options: Options) -> TableEngine:
     """Open model.pdmodel and model.pdiparams, and the table."""
     program, parameters = folder / "model.pdmodel", folder / "model.pdiparams"
-    config = paddle_inference.config_of(program, parameters)
-    config.switch_ir_optim(True)
-    config.enable_memory_optim()
-    opened = predictor.create(config, options.device, options.threads)
-    return TableEngine(predictor.bind(opened, INPUTS), open_table(folder).look_up)
+
+    def make() -> paddle_inference.PredictorConfig:
+        config = paddle_inference.config_of(program, parameters)
+        config.switch_ir_optim(True)
+        config.enable_memory_optim()
+        return config
+
+    opened = predictor.create(make, options.device, options.threads)
+    return TableEngine(predictor.bind(opened, INPUTS, options.device), open_table(folder).look_up)

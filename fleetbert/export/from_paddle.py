@@ -24,6 +24,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compat import messages, paddle_inference
 from fleetbert.core import charset
+from fleetbert.core.device import CPU
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import alike, engine, golden, predictor
@@ -242,7 +243,7 @@ def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
     try:
         options = paddle_inference.config_of(given.path, given.path.with_suffix(".pdiparams"))
         options.switch_ir_optim(False)
-        run = predictor.bind(predictor.create(options, "cpu", 1), given.inputs)
+        run = predictor.bind(predictor.create(lambda: options, CPU, 1), given.inputs)
         logits = [run(*batch)[0] for batch in batches]
     except UserError:
         raise

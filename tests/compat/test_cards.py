@@ -9,9 +9,10 @@ import paddle
 import pytest
 
 from fleetbert import config
-from fleetbert.compat import cards, paddle_inference, versions
+from fleetbert.compat import cards, versions
+from fleetbert.core.device import Device
 from fleetbert.core.errors import UserError
-from fleetbert.engines import predictor
+from fleetbert.engines import gpu
 from fleetbert.training import precision, strategies
 
 
@@ -55,9 +56,8 @@ def test_a_card_without_kernels_is_one_sentence(machine, given):
     with pytest.raises(UserError) as training:
         strategies.set_device("auto")
     said.append(str(training.value))
-    config_of_it = SimpleNamespace(disable_glog_info=lambda: None)
     with pytest.raises(UserError) as serving:
-        predictor.create(config_of_it, "gpu", 1)
+        gpu.check(Device("gpu"))
     said.append(str(serving.value))
     known = {"2.6.2": "6.1, 7.0, 7.5, 8.0, 8.6", "3.3.1": "8.0, 8.6, 9.0"}[given[0]]
     cuda = {(9, 0): "12.6", (12, 0): "12.9"}[given[1]]
@@ -75,7 +75,7 @@ def test_a_card_without_kernels_is_one_sentence(machine, given):
 def test_one_with_kernels_is_taken(machine, given):
     machine(*given)
     assert strategies.set_device("auto") == "gpu"
-    paddle_inference.check_card()
+    assert gpu.check(Device("gpu")) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from running_core import RunningCore
 from fleetbert import bundle as bundles
 from fleetbert.compat import environment
 from fleetbert.compress import pipeline
+from fleetbert.core.device import CPU
 from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference.repository import variants
 from fleetbert.engines import answer
@@ -113,8 +114,8 @@ def test_a_server_measures_it_and_answers_with_it(added, tmp_path):
 @needs_bfloat16
 def test_auto_leaves_it_out_where_the_processor_lacks_it(added, monkeypatch, caplog):
     bundle = bundles.read(added)
-    assert variants.candidates(bundle, "cpu") == ["float32", "bfloat16"]
+    assert variants.candidates(bundle, CPU) == ["float32", "bfloat16"]
     monkeypatch.setattr(environment, "cpuinfo", lambda: WITHOUT)
     with caplog.at_level(logging.INFO, "fleetbert"):
-        assert variants.candidates(bundle, "cpu") == ["float32"]
+        assert variants.candidates(bundle, CPU) == ["float32"]
     assert "variant bfloat16 of" in caplog.text and "left out" in caplog.text

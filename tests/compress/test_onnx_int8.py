@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import gate, onnx_int8, pipeline, token_scales
+from fleetbert.core.device import CPU
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.deploy.inference.repository import variants
 from fleetbert.engines import answer
@@ -50,7 +51,7 @@ def test_both_forms_are_measured_and_one_is_a_variant_like_the_others(added):
     assert variant.alone_difference < 1e-5
     assert set(variant.versions) == {"fleetbert", "paddlepaddle", "paddle2onnx", "onnxruntime"}
     bundles.verify(bundle, "onnx-int8")
-    assert "onnx-int8" in variants.candidates(bundle, "cpu")  # of `variant: auto`
+    assert "onnx-int8" in variants.candidates(bundle, CPU)  # of `variant: auto`
     assert "| onnx-int8 |" in (added / "README.md").read_text(encoding="utf-8")
     assert "onnx-int8</th>" in (added / "quantize-report.html").read_text(encoding="utf-8")
 

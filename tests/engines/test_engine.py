@@ -95,7 +95,7 @@ def test_a_changed_weight_is_not_served(copied_bundle):
     ("arguments", "message"),
     [
         ({"variant": "int8"}, "no variant 'int8'; it has: float32"),
-        ({"device": "tpu"}, "choose cpu or gpu"),
+        ({"device": "tpu"}, "choose cpu, gpu or gpu:N"),
         ({"threads": 0}, "threads is 0"),
         pytest.param({"device": "gpu"}, "paddlepaddle-gpu", marks=no_cuda),
     ],

@@ -68,7 +68,7 @@ class Loader:
             model=model,
             bundle=bundle.root,
             variant="",
-            device=engine.device,
+            device=engine.computes_on(),
             threads=threads,
             processors=processors,
             lengths=tuple(length for length in SAFE_LENGTHS if length <= longest),

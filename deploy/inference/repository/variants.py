@@ -7,11 +7,12 @@ import platform
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import processor
+from fleetbert.core.device import Device
 from fleetbert.core.errors import UserError, of_system
 from fleetbert.deploy.inference.messages import Variant
 from fleetbert.deploy.inference.workers import frames
 from fleetbert.deploy.inference.workers.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
-from fleetbert.engines.engine import OPENERS
+from fleetbert.engines.engine import INT8, OPENERS
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +29,15 @@ def named(bundle: bundles.Bundle, name: str) -> str:
     return name
 
 
-def candidates(bundle: bundles.Bundle, device: str) -> list[str]:
+def candidates(bundle: bundles.Bundle, device: Device) -> list[str]:
     """The variants that can run here and are known to be accurate: float32, what was found equal
     to it, and what passed the gate. UserError if there are none."""
-    place = "gpu" if device == "gpu" else _architecture()
+    place = _architecture() if device.card is None else "gpu"
     names = [
         variant.name
         for variant in bundle.manifest.variants
         if variant.kind in OPENERS
-        and place in variant.runs_on
+        and (variant.kind == INT8 if device.precision == "int8" else place in variant.runs_on)
         and variant.compared
         and not _lacks(variant, bundle)
     ]

@@ -69,7 +69,7 @@ class Scheduler:
         self.bundle = hashlib.sha256(manifest).hexdigest()[:16]
         self.counts = Counts(model, version)
         self._timeout = batching.timeout_ms / 1000
-        golden = goldens.read(bundle, plan.variant)
+        golden = goldens.read(bundle, plan.variant, plan.device)
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
         self._task = tasks.of(bundle.task)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import messages
+from fleetbert.core.device import Device
 from fleetbert.core.errors import UserError, of_system
 from fleetbert.data import ragged
 from fleetbert.data.ragged import Texts
@@ -134,11 +135,12 @@ def _open(head: Head) -> Opened:
     except UserError as error:
         raise error from OSError()
     variant = head["variant"]
-    options = {name: head[name] for name in ("device", "threads", "pad_id")}
+    options = {name: head[name] for name in ("threads", "pad_id", "batch_tokens")}
+    device = Device(*head["device"])
     # A file that the manifest does not list was never there.
     listed = [file.path for variant in bundle.manifest.variants for file in variant.files]
     try:
-        engine = engines.open(bundle, variant, verify=False, **options)
+        engine = engines.open(bundle, variant, device, verify=False, **options)
     except FileNotFoundError as error:
         if str(error.filename).endswith(tuple(listed)):
             raise

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.core.device import Device
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.workers import frames, priority, process
+from fleetbert.engines import golden as goldens
 from fleetbert.engines.golden import Golden
 
 if TYPE_CHECKING:
@@ -36,9 +38,6 @@ SLOWEST = 3.0
 WATCH_STEP = 1.0  # seconds between looks at a worker that computes
 WARM_PAUSE = 0.02  # seconds between looks whether a worker that is to be warmed is free
 SAME = 1e-3  # largest difference of logits between answers to the same texts
-# The same between a text alone and among others, where kernels may round otherwise (bfloat16);
-# int8 with scales of a whole batch is above it.
-SAME_ALONE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Plan:
     model: str
     bundle: Path
     variant: str
-    device: str
+    device: Device
     threads: int
     processors: tuple[tuple[int, ...], ...]  # of each worker; empty ones are not pinned
     lengths: tuple[int, ...]  # of all rows that may come
@@ -391,7 +390,8 @@ class Pool:
         if is_first:
             alone = np.concatenate([await self._golden_logits(worker, [row]) for row in ids])
             difference = float(np.abs(alone - logits).max())
-            if not difference <= SAME_ALONE * max(1.0, float(np.abs(logits).max())):
+            most = goldens.alone_share(self.plan.device)
+            if not difference <= most * max(1.0, float(np.abs(logits).max())):
                 raise Refused(
                     f"variant {self.plan.variant} answers a text alone and the same text among "
                     f"others differently, by {difference:.3g} in a logit: make the variant again "
@@ -448,6 +448,7 @@ def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
             "device": plan.device,
             "threads": plan.threads,
             "pad_id": plan.pad_id,
+            "batch_tokens": plan.batch_tokens,
             "batches": [*((1, length) for length in lengths), *usual],
             "aside": aside,
         }

@@ -61,7 +61,7 @@ def share_processors(engine: Engine) -> tuple[tuple[tuple[int, ...], ...], int]:
     count = allowed.processors
     if engine.workers is not None:
         workers = engine.workers
-    elif engine.device == "gpu":
+    elif engine.device != "cpu":
         workers = 1
     else:
         workers = min(MOST_WORKERS, max(1, count // (engine.threads or 1)))
@@ -80,7 +80,7 @@ def start_early(engine: Engine) -> None:
     """Start the process that forks workers, which imports Paddle at once. It ends with this
     process, as all do. On GPUs each worker is started anew: a driver's state outlives no fork."""
     global forking
-    if engine.device == "gpu" or sys.platform != "linux":
+    if engine.device != "cpu" or sys.platform != "linux":
         return
     threads = share_processors(engine)[1]
 

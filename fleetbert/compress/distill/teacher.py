@@ -18,7 +18,7 @@ from fleetbert.data import ragged, tokenizers
 from fleetbert.data.batching import plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
-from fleetbert.engines import answer, engine
+from fleetbert.engines import engine
 from fleetbert.models import sources, task_heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.tasks import Task
@@ -241,7 +241,7 @@ def bundle_logits(
         engine.open(bundles.read(path), "float32", device, pad_id=tokenizer.pad_id)
         for path in _members(teacher.path)
     ]
-    batches = plan_inference(split.encodings.lengths, answer.BATCH_TOKENS)
+    batches = plan_inference(split.encodings.lengths, engine.BATCH_TOKENS)
     texts = ragged.of(split.encodings)
     mine = [
         (indices, np.mean([each.run(batch) for each in opened], axis=0)[:, columns])

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from served import DEADLINE
 
 from fleetbert import config
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import command, settings
 
 ROOT = Path(__file__).parents[3]
@@ -228,4 +229,7 @@ def test_configs_are_valid_and_x86_has_every_key_as_the_schema_explains_it():
     made = settings.X86 + config.yaml_text(settings.Serve)
     assert (configs / "x86.yaml").read_text(encoding="utf-8") == made
     assert config.load_as(settings.Serve, str(configs / "x86.yaml"), []) == settings.Serve()
-    assert config.load_as(settings.Serve, str(configs / "gpu.yaml"), []).engine.device == "gpu"
+    gpu = config.load_as(settings.Serve, str(configs / "gpu.yaml"), []).engine
+    assert gpu.computes_on() == ("gpu", "float16", "off")
+    with pytest.raises(UserError, match=r"engine: device is 'cuda'; choose cpu, gpu or gpu:N"):
+        config.load_as(settings.Serve, str(configs / "gpu.yaml"), ["engine.device=cuda"])

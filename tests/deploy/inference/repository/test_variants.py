@@ -8,6 +8,8 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import environment
+from fleetbert.core import device as devices
+from fleetbert.core.device import CPU
 from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference.repository import variants
 
@@ -31,7 +33,7 @@ def added(edit_manifest):
 def test_early_exit_is_served_where_its_accuracy_is_known(added):
     what = {"ends": [1, 2], "speed": 0.4, "times_faster": 1.6}
     bundle = added("early", kind="paddle-inference-early-exit", **what)
-    assert variants.candidates(bundle, "cpu") == ["float32", "onnx", "early"]
+    assert variants.candidates(bundle, CPU) == ["float32", "onnx", "early"]
     assert variants.named(bundle, "early") == "early"
     assert variants.describe(bundle, {})[-1].speed == 0.4
     # What leaving early saves counts where variants are chosen.
@@ -55,9 +57,16 @@ def test_auto_leaves_out_what_the_processor_cannot_multiply(
     monkeypatch.setattr(environment, "cpuinfo", lambda: f"flags : avx2 {flags}")
     monkeypatch.setattr(variants, "_architecture", lambda: "x86")
     with caplog.at_level(logging.INFO):
-        assert variants.candidates(bundle, "cpu") == expected
+        assert variants.candidates(bundle, CPU) == expected
     told = f"variant bfloat16 of {bundle.root} is left out: the processor has none of avx512_bf16, "
     assert (told in caplog.text) == ("bfloat16" not in expected)
+
+
+def test_a_card_has_candidates_of_its_own(added):
+    bundle = added("int8-static", kind="paddle-inference-int8", runs_on=["x86"])
+    assert variants.candidates(bundle, devices.of("gpu:1", "float16")) == ["float32", "onnx"]
+    int8 = devices.of("gpu", "int8", "auto")
+    assert variants.candidates(bundle, int8) == ["int8-static"]
 
 
 def test_a_kind_that_nothing_opens_is_not_served(added):
