@@ -11,6 +11,7 @@ from typing import Any
 from fleetbert import __version__
 from fleetbert.cli import (
     ask,
+    audit,
     bench,
     checkpoint,
     compress,
@@ -59,7 +60,14 @@ def _dispatch(argv: list[str]) -> int | None:
         )
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse takes the words key=value in one place only; they may stand anywhere.
+    if not all("=" in word and not word.startswith("-") for word in rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest and not hasattr(arguments, "overrides"):
+        parser.error(f"{arguments.command} has no keys: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
     return arguments.run(arguments)
 
 
@@ -73,6 +81,7 @@ COMMANDS: dict[str, tuple[str, Any]] = {
     "export": ("add another form of the model to a bundle", export),
     "import": ("make a bundle of a finished classifier", import_model),
     "quantize": ("add a smaller, faster variant to a bundle", quantize),
+    "audit": ("find wrong labels and other faults of a table", audit),
     "compress": ("make the model that meets a budget of time and size", compress),
     "checkpoint": ("list, check and remove the checkpoints of a run", checkpoint),
     "distill": ("teach a smaller model what a trained one knows", distill),
