@@ -23,7 +23,7 @@ from fleetbert.config import Columns
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
-from fleetbert.data.read import USUAL, lacks
+from fleetbert.data.read import FIELDS, USUAL, lacks
 
 Key = TypeVar("Key", str, int)
 Row = Union[str, Mapping[str, object], Sequence[object]]
@@ -72,18 +72,20 @@ def as_file(
 ) -> Path:
     """The path of a table: its own, or `folder`/`name`.jsonl with its rows.
 
-    A row is a mapping with text_a (or text), text_b and label, or the names of `columns`; a tuple
-    (text_a, label) or (text_a, text_b, label), without `labelled` (text_a,) or (text_a, text_b); or
-    a text. A tuple of lists is as many columns. What labels may be, the task says. UserError names
-    the row, from 0, that is none of these.
+    A row is a mapping with text_a (or text), text_b and label, or the names of `columns`, or with
+    question, context and answers; a tuple (text_a, label) or (text_a, text_b, label), without
+    `labelled` (text_a,) or (text_a, text_b); or a text. A tuple of lists is as many columns. What
+    labels may be, the task says. UserError names the row, from 0, that is none of these.
     """
     if isinstance(table, (str, os.PathLike)):
         return Path(below_home(table))
     names = columns.names()
     names["label"] = [*names["label"], *([] if columns.label_column else ["spans"])]
+    questions = {**names, **{field: [name] for field, name in FIELDS["answers"].items()}}
     lines = [
-        json.dumps(_fields(f"{name}, row {number}", row, labelled, names, columns)) + "\n"
+        json.dumps(_fields(f"{name}, row {number}", row, labelled, of_row, columns)) + "\n"
         for number, row in enumerate(_rows(name, table, names))
+        for of_row in [questions if _is_question(row, names) else names]
     ]
     if not lines:
         raise UserError(f"{name}: has no rows")
@@ -93,6 +95,16 @@ def as_file(
         with files.replacing(path) as stream:
             stream.write("".join(lines).encode())
     return path
+
+
+def _is_question(row: Row, names: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a row has a question and a context, and no text."""
+    asked = [FIELDS["answers"][field] for field in ("text_a", "text_b")]
+    return (
+        isinstance(row, Mapping)
+        and all(name in row for name in asked)
+        and not any(name in row for name in names["text_a"])
+    )
 
 
 def by_row(message: str, name: str, path: Path, folder: str | Path) -> str:

@@ -22,6 +22,7 @@ from typing import BinaryIO, Iterable, Iterator, NamedTuple, Sequence
 from fleetbert.config import Columns
 from fleetbert.core import charset, task_names
 from fleetbert.core.errors import UserError
+from fleetbert.data import squad
 from fleetbert.data.records import (
     QUOTED_FIELD,
     SEPARATORS,
@@ -42,6 +43,11 @@ JSON_SUFFIXES = (".jsonl", ".json")
 COLUMN_SUFFIXES = (".tsv", ".csv")  # files with a header
 # Columns of tagged tokens; read as such wherever texts are wanted.
 TAG_SUFFIXES = (".conll", ".bio", ".iob", ".bioes", ".bmes", ".bilou")
+# What fields of JSONL are called first, by how labels are written.
+FIELDS = {
+    "spans": {"label": "spans"},
+    "answers": {"text_a": "question", "text_b": "context", "label": "answers"},
+}
 FIRST_ROWS = 100  # that tell what columns hold
 USUAL = Columns()
 
@@ -72,14 +78,22 @@ def table_format(
     """
     suffix = Path(path).suffix.lower()
     if suffix in JSON_SUFFIXES:
+        if label == "answers" and squad.is_squad(path):
+            _refuse_names(path, columns, "questions, contexts and answers, under SQuAD's names")
+            return Format("squad", None, pair, labelled, squad.NAMES, label=label)
         names = columns.names()
-        if label == "spans" and columns.label_column is None:
-            names["label"] = ["spans", "label"]
+        for field, usual in FIELDS.get(label, {}).items():
+            if columns.given(field) is None:
+                names[field] = [usual, *names[field]]
         form = Format("jsonl", None, pair, labelled, names, label=label)
         _check_fields(Path(path), form, columns)
         return form
     if label == "spans" and (labelled or suffix not in COLUMN_SUFFIXES):
-        _refuse_names(path, columns)
+        _refuse_names(
+            path,
+            columns,
+            "tagged tokens in columns without names, the token first and its tag last",
+        )
         return Format("conll", None, False, labelled, label=label)
     if suffix in TAG_SUFFIXES:
         raise UserError(
@@ -103,14 +117,11 @@ def texts_format(path: str | Path, columns: Columns = USUAL) -> Format:
     return Format("plain", None, None, False)
 
 
-def _refuse_names(path: str | Path, columns: Columns) -> None:
-    """UserError if columns are named of a table of tagged tokens."""
+def _refuse_names(path: str | Path, columns: Columns, holds: str) -> None:
+    """UserError if columns are named of a table whose layout has none to name."""
     for field in columns.KEYS:
         if columns.given(field):
-            raise UserError(
-                f"{path}: has tagged tokens in columns without names, the token first and its tag "
-                f"last; leave {columns.KEYS[field]} out"
-            )
+            raise UserError(f"{path}: has {holds}; leave {columns.KEYS[field]} out")
 
 
 def warn_of_pairs(path: str | Path, form: Format) -> None:
@@ -231,6 +242,8 @@ def iter_lines(
         lines = chain([(number, line)], lines)
     if form is None and jsonl:
         form = Format("jsonl", None, pair, False, columns.names(), label="")
+        for field in ("text_a", "text_b") if pair else ():
+            form.names[field].append(FIELDS["answers"][field])
     form = form or Format("plain", None, pair, False, label="")
     for number, line in form.records(lines):
         if form.kind == "conll" and form.is_empty(line):

@@ -14,7 +14,7 @@ from typing import Collection, Dict, Iterable, Iterator, Literal, NamedTuple, Se
 
 from fleetbert.config import Columns
 from fleetbert.core import charset
-from fleetbert.data import conll, fields, written
+from fleetbert.data import conll, fields, squad, written
 from fleetbert.data.written import LineError, fault_of
 
 Row = Dict[str, object]  # of JSON or of a table, by column
@@ -58,8 +58,8 @@ class Example(NamedTuple):
 class Format(NamedTuple):
     """How the lines of a file become examples.
 
-    kind: "tsv" (CSV too), "jsonl", "conll", "fields" (rows of `data.fields`) or "plain" (the whole
-        line is the text).
+    kind: "tsv" (CSV too), "jsonl", "conll", "squad" (a file of `data.squad`), "fields" (rows of
+        `data.fields`) or "plain" (the whole line is the text).
     columns: the header of a table with columns, else None.
     names: the names that each field of an example may have, see `config.Columns.names`.
     pair: whether a `text_b` is needed; None takes it where there is one.
@@ -87,6 +87,8 @@ class Format(NamedTuple):
         """What `parse` takes: lines, or several that are one record, as one."""
         if self.kind == "conll":
             return conll.records(lines)
+        if self.kind == "squad":
+            return squad.records(lines)
         return _joined(lines, self.separator.encode()) if self.quoted else iter(lines)
 
     def column(self, field: str, columns: Collection[str]) -> str | None:
@@ -247,8 +249,11 @@ def _example(row: Row, number: int, form: Format) -> Example:
     if form.pair or (form.pair is None and row.get(columns["text_b"])):
         text_b = _text(row, columns["text_b"])
     column, column_c = columns["label"], columns["text_c"]
-    spanned = text_b if text_b and form.label == "spans" else text_a
-    label = written.read(form.label, row.get(column), spanned, column) if form.label else ""
+    spanned = text_b if text_b and form.label in written.OF_CHARACTERS else text_a
+    try:
+        label = written.read(form.label, row.get(column), spanned, column) if form.label else ""
+    except LineError as error:
+        raise LineError(f"{error} (id {row['id']})" if "id" in row else str(error)) from None
     takes_c = form.apart or form.triplets
     text_c = _text(row, column_c) if takes_c and row.get(column_c) else None
     if form.triplets and label and text_c:

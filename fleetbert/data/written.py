@@ -1,4 +1,5 @@
-"""How a table writes what is learned of a text: a name, a number, several names, spans, relevance.
+"""How a table writes what is learned of a text: a name, a number, several names, spans, answers in
+a context, relevance.
 
 Each kind is a function of what stands there, of the text, and of the name of the column or field →
 the text that an example keeps of it. A `tasks.Task` says which kind it reads (`label`).
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Callable
 
 
@@ -120,16 +122,78 @@ def relevance(label: object, text: str = "", column: str = "label") -> str:
     return json.dumps([int(float(given)), text], ensure_ascii=False)
 
 
+def answers(label: object, text: str = "", column: str = "answers") -> str:
+    """The answers to a question in a context `text`, as a JSON list of the context and [start,
+    answer] of each; none where the context does not answer it.
+
+    An answer is a text or {"text", "answer_start"} (characters); there may be a list of them, or
+    SQuAD's columns, {"text": [...], "answer_start": [...]}. One without a start stands where the
+    context has it first. One with the start -1 is not in the context, but beside another that is:
+    it counts in exact match and F1.
+    """
+    if isinstance(label, dict):
+        texts, starts = (
+            [v] if isinstance(v, (str, int)) else v
+            for v in (label.get("text"), label.get("answer_start"))
+        )
+        starts = starts if isinstance(starts, list) else [None] * len(texts or ())
+        if not isinstance(texts, list) or len(texts) != len(starts):
+            raise LineError(f"{column!r} has to have as many 'text' as 'answer_start'")
+        label = [{"text": t, "answer_start": s} for t, s in zip(texts, starts)]
+    given = label if isinstance(label, list) else [label]
+    found = [_answer(number, answer, text, column) for number, answer in enumerate(given)]
+    if found and all(start < 0 for start, _ in found):
+        raise LineError(
+            f"{column!r}: none stands in the context; correct them, or write [] for a question "
+            "that the context does not answer"
+        )
+    return json.dumps([text, found], ensure_ascii=False)
+
+
+def _answer(number: int, given: object, text: str, column: str) -> tuple[int, str]:
+    answer, start = given, None
+    if isinstance(given, dict):
+        answer, start = given.get("text"), given.get("answer_start")
+    name = f"{column!r}[{number}]"
+    if not isinstance(answer, str) or not answer.strip():
+        raise LineError(f'{name} is no text; write {{"text": "Paris", "answer_start": 12}}')
+    if start is not None and type(start) is not int:
+        raise LineError(
+            f"{name} has the answer_start {json.dumps(start)[:40]}; it has to be a whole number of "
+            "characters"
+        )
+    first = text.find(answer)
+    if start == -1:
+        return -1, answer
+    if first < 0:
+        raise LineError(f"{name} is {answer[:40]!r}, which is not in its context")
+    if start is None or (text.startswith(answer, max(start, 0)) and start >= 0):
+        return first if start is None else start, answer
+    near = min(_places(answer, text), key=lambda place: abs(place - start))
+    raise LineError(
+        f"{name} is {answer[:40]!r}, but at its answer_start {start} the context has "
+        f"{text[max(start, 0) :][: len(answer)][:40]!r}; the nearest is at {near}"
+    )
+
+
+def _places(answer: str, text: str) -> list[int]:
+    """Where an answer begins in a text."""
+    return [match.start() for match in re.finditer(f"(?={re.escape(answer)})", text)]
+
+
 def _shown(span: tuple[int, int, str], text: str) -> str:
     start, end, kind = span
     return f"{text[start:end][:40]!r} ({kind}, {start} to {end})"
 
 
+# Kinds that say characters of the text, of a pair of the second.
+OF_CHARACTERS = ("spans", "answers")
 KINDS: dict[str, Callable[[object, str, str], str]] = {
     "name": name,
     "number": number,
     "names": names,
     "spans": spans,
+    "answers": answers,
     "relevance": relevance,
 }
 
