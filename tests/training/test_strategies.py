@@ -170,3 +170,8 @@ class TestFleetKeys:
     def test_one_process_says_that_it_does_not_use_them(self, keys, tiny_data, tmp_path, caplog):
         connect(tiny_job.job(tiny_data, tmp_path, {"strategy.fleet": keys}))
         assert ("so its keys are not used" in caplog.text) == bool(keys)
+
+    def test_one_process_refuses_keys_that_fleet_has_not(self, tiny_data, tmp_path):
+        job = tiny_job.job(tiny_data, tmp_path, {"strategy.fleet": {"find_unused_parameter": True}})
+        with pytest.raises(UserError, match="did you mean find_unused_parameters"):
+            connect(job)

@@ -14,6 +14,7 @@ import paddle
 from fleetbert import config as schema
 from fleetbert.compat import cards
 from fleetbert.core.errors import UserError
+from fleetbert.training.strategies import fleet_keys
 from fleetbert.training.strategies.collective import Collective
 from fleetbert.training.strategies.parameter_server import rendezvous
 from fleetbert.training.strategies.parameter_server.trainer import ParameterServer
@@ -40,6 +41,7 @@ def connect(job: schema.Config) -> Single:
         )
     # One rank needs no group: `collective` without a launcher is the same as single.
     if job.strategy.fleet and not launched:
+        fleet_keys.check(job.strategy.fleet)
         log.warning(
             "strategy.fleet: one process exchanges nothing, so its keys are not used; start it "
             "with fleetbert launch, or leave them out"

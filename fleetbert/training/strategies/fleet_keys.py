@@ -32,8 +32,20 @@ INSTEAD = {
 
 
 def read(keys: Mapping[str, object], ranks: int) -> DistributedStrategy:
-    """Return Fleet's strategy with `keys`. UserError for a key or a value that Fleet does not know
-    or would ignore, and for degrees that do not fit the number of ranks."""
+    """Return Fleet's strategy with `keys`. UserError for what `check` refuses, and for degrees that
+    do not fit the number of ranks."""
+    check(keys)
+    strategy = DistributedStrategy()
+    for name, value in keys.items():
+        if name == "hybrid_configs" and isinstance(value, dict):
+            # Where dp_degree is open, Fleet divides the ranks by all degrees but this.
+            value = {**value, "dp_degree": ranks // _sharding_degree(value, ranks)}
+        setattr(strategy, name, value)
+    return strategy
+
+
+def check(keys: Mapping[str, object]) -> None:
+    """UserError for a key or a value that Fleet does not know or would ignore."""
     strategy = DistributedStrategy()
     known = list(strategy.strategy.DESCRIPTOR.fields_by_name)
     for name, value in keys.items():
@@ -46,17 +58,12 @@ def read(keys: Mapping[str, object], ranks: int) -> DistributedStrategy:
             ParseDict({name: value}, type(strategy.strategy)())
         except ParseError as error:
             raise UserError(f"strategy.fleet: {name}: {error}") from error
-        if name == "hybrid_configs" and isinstance(value, dict):
-            # Where dp_degree is open, Fleet divides the ranks by all degrees but this.
-            value = {**value, "dp_degree": ranks // _sharding_degree(value, ranks)}
-        elif name not in PASSED:
+        if name not in (*PASSED, "hybrid_configs"):
             method = name[: -len("_configs")] if name.endswith("_configs") else name
             raise UserError(
                 f"strategy.fleet: {name}: Fleet ignores it in dynamic graphs, in which fleetbert "
                 f"trains; {INSTEAD.get(method, 'leave it out')}"
             )
-        setattr(strategy, name, value)
-    return strategy
 
 
 def _sharding_degree(configs: Mapping[str, Any], ranks: int) -> int:
