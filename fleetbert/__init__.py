@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fleetbert.api.functions import import_model as import_model
     from fleetbert.api.functions import quantize as quantize
     from fleetbert.api.functions import train as train
+    from fleetbert.api.labelling import label as label
     from fleetbert.api.model import Model as Model
     from fleetbert.api.model import load as load
     from fleetbert.api.results import Run as Run
@@ -46,6 +47,7 @@ _HOMES = {
         ("train", "import_model", "quantize", "distill", "early_exit"),
         "fleetbert.api.functions",
     ),
+    "label": "fleetbert.api.labelling",
     **dict.fromkeys(("load", "Model"), "fleetbert.api.model"),
     **dict.fromkeys(("Run", "Variant"), "fleetbert.api.results"),
     **dict.fromkeys(

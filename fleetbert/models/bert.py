@@ -13,7 +13,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
-from fleetbert.models import activations, layers, pooling
+from fleetbert.models import activations, layers
 from fleetbert.models.layers import Dropout, LayerNorm, Linear
 
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
@@ -43,7 +43,7 @@ class BertConfig:
     pooler_act: str = "tanh"
     predictions_act: str | None = None  # of the head for words; None: hidden_act
     one_type: bool = False
-    pooling: str = pooling.DEFAULT
+    pooling: str | None = None  # of vectors; a classifier reads vectors where it has one
 
 
 class Embeddings(nn.Layer):

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 POOLINGS = ("mean", "cls")
 DEFAULT = "mean"
+# Of a config.json: how a classifier pools that reads vectors. ModernBERT's files have it too.
+OF_CLASSIFIER = "classifier_pooling"
 # By the flags of 1_Pooling/config.json. A vector of length 1 does not tell a mean from a sum.
 FLAGS = {
     "pooling_mode_mean_tokens": "mean",

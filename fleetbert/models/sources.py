@@ -198,6 +198,8 @@ def _folder(folder: Path, name: str) -> Source:
     except KeyError as error:
         lacking = str(error.args[0])[len(encoders.ENCODER) :]
         raise UserError(f"model.init {name}: its weights hold no {lacking}") from error
+    if "classifier.weight" in tensors and fields.get(pooling.OF_CLASSIFIER) in pooling.POOLINGS:
+        shape["pooling"] = fields[pooling.OF_CLASSIFIER]
     return Source(
         name,
         shape,

@@ -6,6 +6,8 @@ packed row holds several texts, told apart by `segments`.
 
 from __future__ import annotations
 
+from typing import Callable
+
 import paddle
 from paddle import nn
 
@@ -19,6 +21,8 @@ from fleetbert.models.bert import (
     BertMaskedWords,
 )
 from fleetbert.models.encoders import POOLER
+from fleetbert.models.pooling import DEFAULT
+from fleetbert.tasks.vector_heads import Linear
 
 # Keeps the length of a vector from 0.
 TINY = 1e-12
@@ -67,7 +71,8 @@ def encode(
 class Headed(nn.Layer):
     """BERT under a head. `network` has `bert` and the head's layers, under the names that files
     have; `head` is the name that it is registered by. unread: begin the names of weights that its
-    answers do not depend on. width, pooling: of vectors, where it gives these."""
+    answers do not depend on. width: of vectors, where it gives these; pooling: how it makes one
+    of a text's tokens, where it does."""
 
     head: str
     width: int | None = None
@@ -134,11 +139,11 @@ class Embedder(Headed):
     head = "embedding"
     unread = (POOLER,)
 
-    def __init__(self, config: BertConfig):
+    def __init__(self, config: BertConfig, network: Callable[[BertConfig], BertAlone] = BertAlone):
         super().__init__()
-        self.network = BertAlone(config)
+        self.network = network(config)
         self.width = config.hidden_size
-        self.pooling = config.pooling
+        self.pooling = config.pooling or DEFAULT
 
     def forward(
         self,
@@ -149,6 +154,17 @@ class Embedder(Headed):
         first: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Vectors (texts, hidden). `first`: see `TextClassifier`."""
+        return self.vectors(input_ids, token_type_ids, position_ids, segments, first)
+
+    def vectors(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        segments: paddle.Tensor | None = None,
+        first: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """What `forward` of this class returns, also where a layer follows."""
         bert = self.network.bert
         mask = attention_mask(bert, input_ids, segments)  # the mean reads it too
         hidden = bert(input_ids, token_type_ids, position_ids, mask)
@@ -163,6 +179,35 @@ class Embedder(Headed):
         if pooled.dtype != paddle.float32:  # squares are out of half's range
             pooled = pooled.astype("float32")
         return pooled / (paddle.norm(pooled, p=2, axis=-1, keepdim=True) + TINY)
+
+
+class VectorClassifier(Embedder):
+    """A linear layer on the vector that `Embedder` gives, for labels that are learned from the
+    vectors of a few texts, or of their names (`tasks.vector_heads`)."""
+
+    head = "vector_classifier"
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config, BertClassifier)
+        self.width = None
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        segments: paddle.Tensor | None = None,
+        first: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """Logits (texts, labels). `first`: see `TextClassifier`."""
+        return self.network.classifier(
+            self.vectors(input_ids, token_type_ids, position_ids, segments, first)
+        )
+
+    def set_head(self, head: Linear) -> None:
+        """Let the linear layer be `head`."""
+        self.network.classifier.weight.set_value(head.weight)
+        self.network.classifier.bias.set_value(head.bias)
 
 
 def tokens_of_texts(segments: paddle.Tensor, first: paddle.Tensor) -> paddle.Tensor:
@@ -201,13 +246,24 @@ class MaskedLanguageModel(Headed):
 
 heads: Registry[type[Headed]] = Registry(
     "head",
-    {head.head: head for head in (TextClassifier, TokenClassifier, MaskedLanguageModel, Embedder)},
+    {
+        head.head: head
+        for head in (
+            TextClassifier,
+            VectorClassifier,
+            TokenClassifier,
+            MaskedLanguageModel,
+            Embedder,
+        )
+    },
 )
 
 
 def build(task: str, config: BertConfig) -> Headed:
-    """The network for `task.name`, with fresh weights."""
-    return heads[tasks.get(task).shape.head](config)
+    """The network for `task.name`, with fresh weights. A classifier whose config has a pooling
+    reads vectors."""
+    head = tasks.get(task).shape.head
+    return heads[f"vector_{head}" if config.pooling and head == "classifier" else head](config)
 
 
 def scale_outputs(network: Headed, factor: float) -> None:

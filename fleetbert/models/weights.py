@@ -192,10 +192,12 @@ def save_folder(
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
     fields.update(head_fields)
+    if labels and network.pooling is not None:
+        fields[pooling.OF_CLASSIFIER] = network.pooling
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     tokenizers.save(source.tokenizer, folder)
-    if network.pooling is not None and network.width is not None:
-        pooling.write(folder, network.pooling, network.width)
+    if network.pooling is not None:
+        pooling.write(folder, network.pooling, source.shape["hidden_size"])
 
 
 def _tied(name: str, tensors: Tensors) -> bool:

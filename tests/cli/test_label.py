@@ -1,0 +1,122 @@
+"""`fleetbert label`: a table, and a bundle that gives other texts the same answers."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import commands
+import numpy as np
+import pytest
+import tiny_bert
+
+import fleetbert
+from fleetbert.models import encoders, sources, task_heads, weights
+from fleetbert.models.bert import BertConfig
+
+RANDOM = np.random.default_rng(0)
+NAMES = ["word1 word2", "word30_word31", "字3"]
+TEXTS = [
+    " ".join([*RANDOM.choice(NAMES[number % 3].replace("_", " ").split(), 4), *more])
+    for number, more in enumerate(RANDOM.choice(tiny_bert.WORDS, (45, 2)))
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A folder in Hugging Face format whose vectors are means of words' embeddings, nearly."""
+    import paddle
+
+    from fleetbert.data import tokenizers
+
+    vocab = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    vocab.write_text("\n".join(tiny_bert.VOCAB) + "\n", encoding="utf-8")
+    shape: encoders.Shape = {
+        "vocab_size": len(tiny_bert.VOCAB), "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 64,
+        "type_vocab_size": 2, "layer_norm_eps": 1e-5,
+    }  # fmt: skip
+    paddle.seed(5)
+    network = task_heads.build("embedding", BertConfig(initializer_range=0.05, **shape))
+    spec = tokenizers.of_vocab(vocab, True)
+    folder = tmp_path_factory.mktemp("encoder") / "model"
+    weights.save_folder(network, sources.Source("made", shape, spec, None, encoders.BERT), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def labelled(encoder, tmp_path_factory):
+    """What the command wrote: its table, and its bundle."""
+    folder = tmp_path_factory.mktemp("labelled")
+    (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    words = ["label", folder / "texts.txt", "--init", encoder, "--labels", ", ".join(NAMES)]
+    words += ["--output", folder / "table.tsv", "--bundle", folder / "bundle"]
+    assert commands.call(*words) == 0
+    with (folder / "table.tsv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t")), folder / "bundle"
+
+
+def test_texts_get_the_labels_that_they_name(labelled):
+    rows, _ = labelled
+    assert [row["text_a"] for row in rows] == TEXTS
+    right = [row["label"] == NAMES[number % 3] for number, row in enumerate(rows)]
+    assert np.mean(right) > 0.9
+
+
+def test_the_bundle_answers_as_the_table_says(labelled, tmp_path):
+    rows, bundle = labelled
+    model = fleetbert.load(bundle, task="classification")
+    answers = model(TEXTS)
+    assert [answer.label for answer in answers] == [row["label"] for row in rows]
+    found = [max(answer.scores.values()) for answer in answers]
+    np.testing.assert_allclose(found, [float(row["probability"]) for row in rows], atol=1e-3)
+    gate = list(zip(TEXTS, (answer.label for answer in answers)))
+    for method in ("static", "dynamic"):
+        calibration = {"calibration": TEXTS} if method == "static" else {}
+        keys = {"gate": gate, "max_drop": 0.1, "output_dir": tmp_path / method, **calibration}
+        variant = fleetbert.quantize(bundle, method=method, **keys)
+        quantized = fleetbert.load(bundle, variant.name)
+        expected = model.predict_proba(TEXTS)
+        np.testing.assert_allclose(quantized.predict_proba(TEXTS), expected, atol=0.1)
+        alone = np.concatenate([quantized.predict_proba([text]) for text in TEXTS[:5]])
+        np.testing.assert_allclose(alone, quantized.predict_proba(TEXTS)[:5], atol=1e-3)
+
+
+def test_without_certainty_it_abstains(encoder, tmp_path, capsys):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
+    descriptions = tmp_path / "labels.yaml"
+    descriptions.write_text("no: word1\n字3: [word30, word31]\n", encoding="utf-8")
+    words = ["label", path, "--init", encoder, "--descriptions", descriptions]
+    output = tmp_path / "table.jsonl"
+    assert commands.call(*words, "--abstain", "0.995", "--output", output) == 0
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert {row["label"] for row in rows} >= {""}
+    assert all((row["probability"] >= 0.995) == (row["label"] != "") for row in rows)
+    assert commands.call(*words) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split("\t") == ["text_a", "label", "probability"]
+    assert {line.split("\t")[1] for line in lines} == {"no", "字3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "give --labels, --descriptions or both"),
+        (("--labels", "a,"), "labels: 1 is given; at least two are needed"),
+        (("--labels", "a, b, a"), "--labels: 'a' occurs twice; name each label once"),
+        (("--labels", "a,b", "--abstain", "2"), "--abstain is 2.0; it has to be from 0 to 1"),
+        (("--labels", "a,b", "--output", "a.xls"), "name a .tsv, .csv or .jsonl file"),
+        (("--labels", "a,b", "--descriptions", "{y}"), "describes 'c', which is not among"),
+        (("--descriptions", "{bad}"), "has to hold `label: what describes it` lines"),
+        (("--labels", "a,b", "--init", "random"), "random weights know no names of labels"),
+    ],
+)
+def test_mistakes_are_named(words, sentence, encoder, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text("word1\n")
+    (tmp_path / "y.yaml").write_text("c: word3\n")
+    (tmp_path / "bad.yaml").write_text("- word3\n")
+    places = {"y": tmp_path / "y.yaml", "bad": tmp_path / "bad.yaml"}
+    given = [word.format(**places) for word in words]
+    assert commands.call("label", tmp_path / "texts.txt", "--init", encoder, *given) == 2
+    assert sentence in capsys.readouterr().err
