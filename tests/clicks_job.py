@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fleetbert import tasks
+from fleetbert.core.reading import Reading
 from fleetbert.data import fields
 from fleetbert.data.read import read_as
 from fleetbert.data.split import Split, tokenize
@@ -54,7 +55,7 @@ def read(path: Path, on_bad_line: str = "stop") -> Clicks:
     """As training reads them."""
     labels = tasks.get("ctr").labels
     table = read_as(path, labels.table_format(path, labelled=True), on_bad_line)
-    split, written = tokenize(str(path), table, Fields(SPEC), False, True, fields.WORDS)
+    split, written = tokenize(str(path), table, Fields(SPEC), False, True, Reading(fields.WORDS))
     targets = labels.targets(written, [])[split.labels]
     return Clicks(targets, *fields.unpack(np.stack(split.encodings.ids)), split)
 

@@ -195,7 +195,7 @@ class Model(Generic[A]):
     @property
     def max_length(self) -> int:
         """Tokens per text, special tokens included; longer texts are truncated."""
-        return self._model.max_length
+        return self._model.reading.max_length
 
     @checked
     def predict(

@@ -12,7 +12,7 @@ import numpy as np
 
 from fleetbert.bench import measure, worker
 from fleetbert.bench.worker import Json
-from fleetbert.data.ragged import Texts
+from fleetbert.data.ragged import Rows, Texts
 from fleetbert.engines import answer
 
 
@@ -34,7 +34,7 @@ def main(channel: worker.Channel, job: Json) -> None:
         times: list[float] = []
         clock.start()
         if streams:  # as `fleetbert predict` and `evaluate` do
-            logits, _ = answer.run_all(model, texts)
+            logits, _ = answer.run_all(model, Rows(texts, None))
         else:
             logits, times = answer_each(model, texts, job["plans"][plan])
         clock.stop()

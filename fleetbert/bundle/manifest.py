@@ -16,6 +16,7 @@ from fleetbert.bundle.evidence import Brief, Comparison, Pruning, Strict
 from fleetbert.bundle.variants import KINDS, ProgramVariant, Variant
 from fleetbert.core import task_names
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 
 FORMAT_VERSION = 2
 READABLE = (1, 2)
@@ -124,10 +125,28 @@ class TokenizerInfo(Brief):
         return {self.vocab: self.sha256, **self.more_files}
 
 
+class LongTexts(Strict):
+    """What becomes of texts with more than max_length tokens; see `core.reading.Reading`."""
+
+    method: Literal["windows", "head_tail"]
+    stride: int = Field(0, ge=0)
+    pool: Literal["mean", "max", "vectors"] = "mean"
+
+    @classmethod
+    def of(cls, reading: Reading) -> Optional["LongTexts"]:
+        if reading.long_texts == "cut":
+            return None
+        _, method, stride, pool = reading
+        return cls.model_validate({"method": method, "stride": stride, "pool": pool})
+
+
 class Manifest(Strict):
+    """long_texts: None: they are cut."""
+
     format_version: Literal[2] = 2
     task: Task
     max_length: int = Field(ge=3)
+    long_texts: Optional[LongTexts] = None
     tokenizer: TokenizerInfo
     variants: List[Variant] = Field(default_factory=list)
 
@@ -136,6 +155,8 @@ class Manifest(Strict):
         names = [variant.name for variant in self.variants]
         if len(set(names)) != len(names):
             raise ValueError(f"two variants have the same name: {names}")
+        if self.long_texts and self.long_texts.stride > self.max_length // 2:
+            raise ValueError("long_texts: a stride above half of max_length")
         per_token = task_names.SHAPES[self.task.name].per_token
         for variant in self.variants:
             golden, where = variant.golden, f"golden of variant {variant.name}"

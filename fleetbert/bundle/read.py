@@ -11,6 +11,7 @@ from fleetbert.bundle.manifest import MANIFEST, Manifest, Task, TokenizerSpec, p
 from fleetbert.bundle.variants import Variant
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -33,6 +34,14 @@ class Bundle:
     @property
     def max_length(self) -> int:
         return self.manifest.max_length
+
+    @property
+    def reading(self) -> Reading:
+        """How its model reads texts."""
+        long = self.manifest.long_texts
+        if long is None:
+            return Reading(self.max_length)
+        return Reading(self.max_length, long.method, long.stride, long.pool)
 
     @property
     def vocab_path(self) -> Path:

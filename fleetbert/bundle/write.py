@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from fleetbert.bundle import card
 from fleetbert.bundle.manifest import (
     MANIFEST,
+    LongTexts,
     Manifest,
     Task,
     TokenizerInfo,
@@ -26,6 +27,7 @@ from fleetbert.bundle.read import Bundle, PathLike, read
 from fleetbert.bundle.variants import File, Variant
 from fleetbert.core import files, locks
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 
 TEMPORARY = ".tmp-"
 WRITING = ".writing-"  # begins the name of a variant's lock
@@ -43,9 +45,11 @@ def create(
     pooling: str | None = None,
     thresholds: Mapping[str, float] | None = None,
     integer_labels: bool = False,
+    reading: Reading | None = None,
 ) -> Bundle:
     """Write a new bundle at `path`; a bundle that is there is replaced in one step. width, pooling,
-    integer_labels: see `manifest.Task`.
+    integer_labels: see `manifest.Task`. reading: what becomes of texts with more than `max_length`
+    tokens; None: they are cut.
 
     `fill(folder)` writes each variant's files into `folder/<variant name>/` and returns the
     variants; their `files` are filled in here. UserError for a folder that is not a bundle, which
@@ -73,6 +77,7 @@ def create(
         manifest = Manifest(
             task=task_info,
             max_length=max_length,
+            long_texts=None if reading is None else LongTexts.of(reading),
             tokenizer=_describe(tokenizer, contents),
             variants=variants,
         )

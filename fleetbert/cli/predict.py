@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> None:
     if least is not None:
         log.info(f"{abstained} of {lines} lines have no label of probability {least:g} or more")
     if cut:
-        log.warning(f"{cut} texts were truncated to {model.max_length} tokens")
+        log.warning(f"{cut} texts were truncated to {model.reading.max_length} tokens")
 
 
 @contextmanager

@@ -117,12 +117,13 @@ def _loader(batches: Sequence[dict[str, np.ndarray]]) -> paddle.io.DataLoader:
 def _labelled(sample: Sample) -> list[dict[str, np.ndarray]]:
     """Batches with int64 labels [texts, 1], by whose loss TransformerPrune ranks heads; without
     labels where a text has not just one."""
-    texts, pad_id = sample.ragged, sample.model.tokenizer.pad_id
+    (texts, layout), pad_id = sample.rows, sample.model.tokenizer.pad_id
+    truth = sample.truth if layout is None else sample.truth[layout.text]
     batches = []
     for numbers, batch in texts.parts(plan_inference(texts.lengths, BATCH_TOKENS)):
         arrays = dict(zip(INPUTS, ragged.pad(batch, pad_id)))
         if sample.model.task.shape.picks_label:
-            arrays["label"] = sample.truth[numbers].astype(np.int64)[:, None]
+            arrays["label"] = truth[numbers].astype(np.int64)[:, None]
         batches.append(arrays)
     return batches
 

@@ -191,7 +191,7 @@ def observe(
     times that are told are those of one that warms up.
     """
     settings, task = opened.early_exit, sample.model.task
-    count, tokens = len(opened.groups), sample.ragged.lengths
+    count, tokens = len(opened.groups), sample.rows.texts.lengths
     doubt = np.zeros((count, len(tokens)))
     outputs = [task.room(len(tokens), sample.model.labels) for _ in range(count)]
     times = []
@@ -216,6 +216,7 @@ def observe(
         times.append((alone, split))
     alone, split = (min(seconds) for seconds in zip(*times[min(1, timed) :]))
     one_label, change = settings.doubt == "entropy", settings.doubt == "change"
+    one_label = one_label and sample.rows.layout is None
     observed = Observed(
         sample.truth,
         np.array([rows.argmax(1) for rows in outputs] if one_label else []),
@@ -230,8 +231,16 @@ def observe(
 
 
 def _with_figure(observed: Observed, sample: Sample, outputs: Sequence[np.ndarray]) -> Observed:
-    """With the task's figure, of each layer's raw outputs [texts, ...]."""
+    """With the task's figure, of each layer's raw outputs [texts, ...]; where texts are divided,
+    their windows leave one by one, and `observed` is of windows."""
     metrics, texts = sample.model.task.metrics, np.arange(observed.texts)
+    if (layout := sample.rows.layout) is not None:
+        pool, rows_of = sample.model.task.answer.pool, np.stack(outputs)
+        return observed._replace(
+            accuracy=lambda layer: sample.metric(
+                sample.of_texts(pool(rows_of[layer - 1, texts], layout))
+            )
+        )
     layers = np.stack([sample.of_texts(rows) for rows in outputs])
     every = (metrics.sums(sample.truth, rows, sample.model.labels) for rows in layers)
     sums = [rows for rows in every if rows is not None]

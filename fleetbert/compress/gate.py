@@ -52,7 +52,7 @@ def in_turns(
 class Sample:
     """Texts whose answers are known, tokenized once, beside the float32 variant.
 
-    name: what a user calls them; truth: [examples, ...]; ragged: their texts as the engines take
+    name: what a user calls them; truth: [examples, ...]; rows: their texts as the engines take
     them.
     """
 
@@ -61,8 +61,8 @@ class Sample:
         self.model, self.name, self.known, self.truth = model, name, known, known.truth
         given = model.task.labels.texts(known.examples)
         self.texts = given[1] or given[0]
-        self.encodings = model.task.answer.encode(model.tokenizer, *given, model.max_length)
-        self.ragged = ragged.of(self.encodings)
+        self.encodings = model.task.answer.encode(model.tokenizer, *given, model.reading)
+        self.rows = ragged.rows(self.encodings)
 
     @functools.cached_property
     def float32(self) -> np.ndarray:
@@ -85,7 +85,7 @@ class Sample:
     def run(self, opened: engine.Engine) -> np.ndarray:
         """The raw outputs of an opened variant."""
         model = self.model._replace(engine=opened)
-        return answer.run_all(model, self.ragged)[0]
+        return answer.run_all(model, self.rows)[0]
 
     def of_texts(self, outputs: np.ndarray) -> np.ndarray:
         return self.model.task.answer.of_texts(outputs, self.encodings.words, self.texts)
@@ -199,7 +199,8 @@ class Gate(Sample):
             whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
         )
         accuracy = self.accuracy(sample.of_texts(outputs[1]))
-        (_, some), *_ = sample.ragged.parts([draw(len(self.encodings.ids), ALONE_TEXTS)])
+        texts = sample.rows.texts
+        (_, some), *_ = texts.parts([draw(len(texts.lengths), ALONE_TEXTS)])
         scores = self.model.task.answer.scores
         measured = {
             "accuracy": [accuracy],

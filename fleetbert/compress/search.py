@@ -148,7 +148,7 @@ class Search:
         return config.Gate(data=self.job.selection.data, max_accuracy_drop=max_drop)
 
     def _data(self, bundle: bundles.Bundle) -> config.Data:
-        return self.job.data.model_copy(update={"max_length": bundle.max_length})
+        return self.job.data.model_copy(update=config.read_as(bundle.reading))
 
     def _columns(self) -> dict[str, object]:
         return {name: getattr(self.job.data, name) for name in config.Columns.model_fields}
@@ -327,7 +327,7 @@ def _megabytes(bundle: bundles.Bundle, variant: str) -> float:
 
 def _one_by_one(sample: Sample, chosen: np.ndarray) -> Callable[[], None]:
     """Answers these texts, each alone."""
-    texts: list[Texts] = [part for _, part in sample.ragged.parts(chosen[:, None])]
+    texts: list[Texts] = [part for _, part in sample.rows.texts.parts(sample.rows.of(chosen))]
 
     def run() -> None:
         for text in texts:

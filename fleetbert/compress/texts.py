@@ -8,7 +8,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
-from fleetbert.data import ragged, read, tokenizers
+from fleetbert.data import ragged, read, tokenizers, windows
 from fleetbert.data.batching import plan_inference
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.tasks.unlabelled import read_unlabelled
@@ -24,9 +24,10 @@ Feeds = Dict[str, np.ndarray]
 def feeds(encodings: Encodings, chosen: Sequence[int] | np.ndarray, pad_id: int) -> list[Feeds]:
     """Texts in batches, sorted by length so that padding does not set the scales. chosen: the
     numbers of the texts to take."""
-    numbers = np.asarray(chosen, np.int64)
-    plan = plan_inference(encodings.lengths[numbers], BATCH_TOKENS)
-    batches = ragged.of(encodings).parts(numbers[some] for some in plan)
+    rows = ragged.rows(encodings)
+    numbers = np.concatenate(rows.of(chosen))
+    plan = plan_inference(rows.texts.lengths[numbers], BATCH_TOKENS)
+    batches = rows.texts.parts(numbers[some] for some in plan)
     names = ("input_ids", "token_type_ids", "attention_mask")
     return [dict(zip(names, ragged.pad(batch, pad_id))) for _, batch in batches]
 
@@ -55,6 +56,6 @@ def read_batches(
     most = min(settings.texts, left)
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
-    encodings = tokenizer.encode(*task.labels.texts(chosen), bundle.max_length)
+    encodings = windows.encode(tokenizer, *task.labels.texts(chosen), bundle.reading)
     every = range(len(encodings.ids))
     return feeds(encodings, every, tokenizer.pad_id)

@@ -84,17 +84,19 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
         )
     data = job.data.model_copy(
         update={
-            "max_length": min(job.data.max_length, longest),
+            **config.read_as(bundle.reading.within(job.data.max_length)),
             "dev": None if _is_gate_data(job) else job.data.dev,
         }
     )
     init = f"{bundle.root}/{job.source} ({sha256[:16]})"
+    pool = bundle.reading.pool
+    windows = pool if pool != "vectors" and data.long_texts == "windows" else None
     soft = job.distill.weight
     if soft is None:
         soft = config.SOFT[job.method] if tasks.get(bundle.task.name).shape.picks_label else 0.0
     fields = {
         "distill": job.distill.model_copy(update={"weight": soft}),
-        "task": config.Task(name=bundle.task.name, pooling=bundle.task.pooling),
+        "task": config.Task(name=bundle.task.name, pooling=bundle.task.pooling, windows=windows),
         "data": data,
         "model": config.Model(init=init, vocab=str(bundle.vocab_path), dropout=job.dropout),
     }

@@ -69,6 +69,7 @@ def prepare(work: Work) -> Result:
             made_from=job.bundle,
             thresholds=bundle.task.thresholds,
             integer_labels=bundle.task.integer_labels,
+            reading=bundle.reading,
             measure=measure,
         )
     log.info(f"made {made.root}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import List, Literal, Optional
+from typing import Dict, List, Literal, Optional
 
 from pydantic import model_validator
 
 from fleetbert.config.columns import Columns
 from fleetbert.config.section import Section, key
+from fleetbert.core.reading import Reading
 
 # The commands whose --help shows a key.
 TRAINING = ("train", "distill")
@@ -42,9 +43,29 @@ class Data(Columns):
     )
     max_length: int = key(
         128,
-        "longest text in tokens, special ones included; longer texts are truncated",
+        "longest text in tokens, special ones included; longer texts are truncated, unless "
+        "long_texts says otherwise",
         common_for=TRAINING,
         ge=4,
+    )
+    long_texts: Literal["cut", "windows", "head_tail"] = key(
+        "cut",
+        "texts longer than max_length: cut: lose their end; head_tail: lose their middle (Sun et "
+        "al. 2019); windows: are read in overlapping windows, whose answers become one "
+        "(docs/train.md); of a pair the longer text is divided",
+        common_for=("train",),
+    )
+    stride: Optional[int] = key(
+        None,
+        "windows: tokens that a window shares with the next one, at least; at most half of "
+        "max_length (null: an eighth of it)",
+        ge=0,
+    )
+    train_windows: int = key(
+        4,
+        "windows: how many of a text a training step learns from; of texts with more, drawn anew "
+        "each epoch",
+        ge=1,
     )
     batching: Literal["pad", "bucket", "pack"] = key(
         "bucket",
@@ -124,7 +145,18 @@ class Model(Section):
     )
 
 
+def read_as(reading: Reading) -> Dict[str, object]:
+    """The keys of `data` by which a job reads texts so."""
+    names = ("max_length", "long_texts", "stride")
+    return {name: getattr(reading, name) for name in names}
+
+
 def check_data(data: Data) -> None:
+    if data.stride is not None and data.stride > data.max_length // 2:
+        raise ValueError(
+            f"data.stride: windows may share half of data.max_length ({data.max_length}) at most; "
+            "lower it, or leave it out"
+        )
     if (data.train is None) == (data.builtin is None):
         raise ValueError("data.train: give either data.train or data.builtin")
     if data.builtin and data.dev:

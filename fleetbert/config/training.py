@@ -12,7 +12,9 @@ from fleetbert.config.callbacks import Callbacks
 from fleetbert.config.inputs import TRAINING, Data, Model, check_data
 from fleetbert.config.keys import OnResume
 from fleetbert.config.section import Section, key
+from fleetbert.config.wide_deep import WideDeep, check_rows
 from fleetbert.core import task_names
+from fleetbert.core.reading import Reading
 
 
 class Task(Section):
@@ -31,6 +33,11 @@ class Task(Section):
         None,
         "embedding: pooling of a text's token vectors (null: as the model's 1_Pooling says, else "
         "mean)",
+    )
+    windows: Optional[Literal["mean", "max"]] = key(
+        None,
+        "data.long_texts: windows: how the logits or numbers of a text's windows become its own "
+        "(null: max for multi_label_classification, else mean)",
     )
     temperature: float = key(
         0.05, "embedding: temperature that divides cosines in the contrastive loss", gt=0
@@ -212,34 +219,6 @@ class Strategy(Section):
     )
 
 
-class WideDeep(Section):
-    embedding_size: int = key(8, "size of a category's embedding", ge=1)
-    deep_layers: List[int] = key([128, 64], "widths of the hidden layers")
-    optimizer: Literal["adagrad", "sgd"] = key(
-        "adagrad",
-        "optimizer of the categories' embeddings; the section optimizer is for all else",
-    )
-    learning_rate: float = key(
-        0.05,
-        "peak learning rate of the embeddings, with the schedule of optimizer.learning_rate",
-        gt=0,
-    )
-    initial_range: float = key(0.01, "embeddings start uniformly between minus this and this", ge=0)
-    entry: str = key(
-        "none",
-        "which categories get an embedding: none: all, at first sight; count:N: those seen N "
-        "times; probability:P: with this probability at each sight",
-        pattern=r"^(none|count:[1-9]\d{0,5}|probability:(0?\.\d*[1-9]\d*|1|1\.0))$",
-    )
-
-    @field_validator("deep_layers")
-    @classmethod
-    def _is_wide(cls, value: List[int]) -> List[int]:
-        if min(value, default=1) < 1:
-            raise PydanticCustomError("width", "Input should hold widths of at least 1")
-        return value
-
-
 class Trainer(Section):
     on_resume: ClassVar[OnResume] = "free"
 
@@ -337,14 +316,31 @@ class Config(Section):
         on_resume="free",
     )
 
+    @property
+    def reading(self) -> Reading:
+        """How texts are read."""
+        data = self.data
+        if data.long_texts == "cut":
+            return Reading(data.max_length)
+        stride = data.max_length // 8 if data.stride is None else data.stride
+        shape = task_names.SHAPES[self.task.name]
+        usual = "vectors" if shape.pooled else "max" if shape.label == "names" else "mean"
+        pool = self.task.windows or usual
+        return Reading(data.max_length, data.long_texts, stride, pool)
+
     @model_validator(mode="after")
     def _keys_agree(self) -> Config:
         data, model = self.data, self.model
         check_data(data)
         shape = task_names.SHAPES[self.task.name]
         if not shape.of_texts:
-            _check_rows(self)
+            check_rows(self)
             return self
+        if self.task.windows and (data.long_texts != "windows" or shape.pooled or shape.per_token):
+            raise ValueError(
+                "task.windows: is for logits and numbers with data.long_texts: windows; leave it "
+                "out"
+            )
         if data.builtin and (shape.pair or shape.label != "name"):
             lacks = "pairs" if shape.pair else f"labels for task.name: {self.task.name}"
             raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
@@ -378,23 +374,3 @@ class Config(Section):
                 f"({model.hidden_size} / {model.num_attention_heads})"
             )
         return self
-
-
-def _check_rows(job: Config) -> None:
-    task = f"task.name: {job.task.name}"
-    if job.data.builtin:
-        raise ValueError(f"data.builtin: {task} needs a table of rows (data.train)")
-    if job.data.batch_size is None or job.data.batch_tokens is not None:
-        raise ValueError(f"data.batch_size: {task} has no tokens; give rows, and no tokens")
-    if job.precision.level not in ("O0", "auto"):
-        raise ValueError(f"precision.level: {task} computes in float32; choose O0")
-    if job.precision.scale:
-        raise ValueError(f"precision.scale: {task} needs no loss scale; leave it out")
-    if job.loss != Loss():
-        raise ValueError(f"loss: {task} has a loss of its own; leave the section out")
-    if job.trainer.calibrate:
-        raise ValueError(f"trainer.calibrate: {task} holds no rows out; set it to 0")
-    if job.trainer.recompute:
-        raise ValueError(f"trainer.recompute: {task} has no encoder; set it to false")
-    if job.trainer.compile:
-        raise ValueError(f"trainer.compile: {task} runs as Python only; set it to false")

@@ -30,9 +30,10 @@ from tokenizers import __version__ as library_version
 
 from fleetbert.core import files, limits, locks, progress
 from fleetbert.core.errors import UserError
-from fleetbert.data import read, tokenizers, workers
+from fleetbert.core.reading import Reading
+from fleetbert.data import read, tokenizers, windows, workers
 from fleetbert.data.rows import Rows
-from fleetbert.data.split import Encode, Fingerprint, Split, encode, tokenize
+from fleetbert.data.split import Encode, Fingerprint, Split, tokenize
 from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ FORMAT = 2
 # Bytes of the table that one process reads at a time, up to the end of a line.
 PIECE = 8 << 20
 COLUMNS = {"lengths": "<i4", "first_lengths": "<i4", "labels": "<i8", "lines": "<i8"}
+DIVIDED = ("begins", "ends")  # besides, of texts that windows divide, int32
 KNOWN = b"fleetbert"  # the Arrow file's own entry for what is known of a piece
 
 
@@ -54,8 +56,8 @@ class Recipe(NamedTuple):
     on_bad_line: str
     tokenizer: Spec
     pair: bool
-    max_length: int
-    encode: Encode = encode
+    reading: Reading
+    encode: Encode = windows.encode
 
 
 class Piece(NamedTuple):
@@ -141,7 +143,7 @@ def load(name: str, cached: Path) -> tuple[Split, list[str]]:
         # Views: plain arrays, where np.memmap would be asked at each access what it is.
         columns = {
             column: np.load(cached / f"{column}.npy", mmap_mode="r").view(np.ndarray)
-            for column in COLUMNS
+            for column in manifest["columns"]
         }
     except (OSError, ValueError, KeyError) as error:  # Arrow's own errors are ValueErrors too
         raise UserError(
@@ -151,6 +153,9 @@ def load(name: str, cached: Path) -> tuple[Split, list[str]]:
     encodings = Encodings(
         ids, columns["first_lengths"], manifest["cut"], columns["lengths"], words=words
     )
+    if reading := manifest.get("reading"):
+        divided = np.stack([columns[name] for name in DIVIDED], 1)
+        encodings = encodings._replace(divided=divided, reading=Reading(*reading))
     split = Split(
         name,
         encodings,
@@ -196,7 +201,9 @@ def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
     digest = hashlib.sha256()
     spec = recipe.tokenizer
     hashes = {name: files.sha256(path) for name, path in spec.files.items()}
-    words = [FORMAT, library_version, spec._replace(files={}), hashes, *recipe[:2], *recipe[3:5]]
+    reading = recipe.reading
+    how = (recipe.pair, reading.max_length if reading.long_texts == "cut" else reading)
+    words = [FORMAT, library_version, spec._replace(files={}), hashes, *recipe[:2], *how]
     digest.update(json.dumps(words).encode())
     for piece in pieces:
         digest.update(piece.sha256.encode())
@@ -268,7 +275,7 @@ def _write_piece(name: str, cached: Path, piece: Piece, number: int) -> Path:
         raise UserError(f"{name}: was changed while it was read; start again when it is complete")
     numbered = enumerate(io.BytesIO(content), piece.line)
     table = read.parse_lines(name, numbered, recipe.form, recipe.on_bad_line)
-    how = (recipe.pair, recipe.form.labelled, recipe.max_length, recipe.encode)
+    how = (recipe.pair, recipe.form.labelled, recipe.reading, recipe.encode)
     split, labels = tokenize(name, table, tokenizer, *how)
     encodings = split.encodings
     columns = {
@@ -278,11 +285,13 @@ def _write_piece(name: str, cached: Path, piece: Piece, number: int) -> Path:
         "labels": pa.array(split.labels),
         "lines": pa.array(split.lines),
     }
+    if encodings.divided is not None:
+        columns.update(zip(DIVIDED, map(pa.array, encodings.divided.T)))
     if encodings.words is not None:
         columns["words"] = _lists([words.reshape(-1) for words in encodings.words])
     known = {
         "labels": labels, "cut": encodings.truncated, "skipped": split.skipped,
-        "first_skipped": table.skipped[:1],
+        "first_skipped": table.skipped[:1], "reading": encodings.reading,
     }  # fmt: skip
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     batch = batch.replace_schema_metadata({KNOWN: json.dumps(known)})
@@ -319,10 +328,13 @@ def _finish(name: str, cached: Path, paths: Sequence[Path]) -> None:
         values = batches[number].column(column).to_numpy()
         if column == "labels" and labels:
             values = np.array([places[label] for label in known[number]["labels"]], "i8")[values]
-        return values.astype(COLUMNS[column])
+        return values.astype(COLUMNS.get(column, "<i4"))
 
-    for column, kind in COLUMNS.items():
+    reading = known[0]["reading"] if known else None
+    names = [*COLUMNS, *(DIVIDED if reading else ())]
+    for column in names:
         with files.replacing(cached / f"{column}.npy") as file:
+            kind = COLUMNS.get(column, "<i4")
             header = {"descr": kind, "fortran_order": False, "shape": (texts,)}
             np.lib.format.write_array_header_1_0(file, header)
             for number in range(len(batches)):
@@ -334,7 +346,8 @@ def _finish(name: str, cached: Path, paths: Sequence[Path]) -> None:
     manifest: Manifest = {
         "format": FORMAT,
         "pieces": [path.name for path in paths],
-        "columns": {column: files.sha256(cached / f"{column}.npy") for column in COLUMNS},
+        "columns": {column: files.sha256(cached / f"{column}.npy") for column in names},
+        "reading": reading,
         "labels": labels,
         "cut": sum(piece["cut"] for piece in known),
         "skipped": skipped,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data.tokenizers import Encodings
+from fleetbert.data.windows import Layout, divide
 
 
 class Texts(NamedTuple):
@@ -38,6 +39,27 @@ def of(encodings: Encodings) -> Texts:
     """All texts of `encodings`."""
     ids = np.concatenate(encodings.ids) if len(encodings.ids) else np.zeros(0, np.int32)
     return Texts(ids, encodings.lengths, encodings.first_lengths)
+
+
+class Rows(NamedTuple):
+    """Texts as rows that a model reads at once. layout: which are windows of which text; None where
+    each text is a row."""
+
+    texts: Texts
+    layout: Layout | None
+
+    def of(self, texts: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """The numbers of the rows of each of these texts, int64."""
+        if self.layout is None:
+            return list(np.asarray(texts, np.int64)[:, None])
+        bounds = np.append(self.layout.starts, len(self.layout.text))
+        return [np.arange(bounds[text], bounds[text + 1]) for text in texts]
+
+
+def rows(encodings: Encodings) -> Rows:
+    """The rows of all texts of `encodings`."""
+    divided = divide(encodings)
+    return Rows(of(encodings), None) if divided is None else Rows(of(divided[0]), divided[1])
 
 
 def uniform(count: int, length: int, token: int) -> Texts:

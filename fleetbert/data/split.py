@@ -10,6 +10,8 @@ from typing import Callable, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
+from fleetbert.data import windows
 from fleetbert.data.labels import alike
 from fleetbert.data.read import Table
 from fleetbert.data.rows import Rows
@@ -34,15 +36,8 @@ class Split(NamedTuple):
         return {"texts": len(self.labels), "truncated": truncated, "skipped_lines": self.skipped}
 
 
-def encode(
-    tokenizer: Tokenizer, texts: list[str], texts_b: list[str] | None, max_length: int
-) -> Encodings:
-    """The texts' tokens and nothing else."""
-    return tokenizer.encode(texts, texts_b, max_length)
-
-
-# Of a tokenizer, texts, second texts and max_length.
-Encode = Callable[[Tokenizer, List[str], Optional[List[str]], int], Encodings]
+# Of a tokenizer, texts and second texts.
+Encode = Callable[[Tokenizer, List[str], Optional[List[str]], Reading], Encodings]
 
 
 def tokenize(
@@ -51,8 +46,8 @@ def tokenize(
     tokenizer: Tokenizer,
     pair: bool,
     labelled: bool,
-    max_length: int,
-    encode: Encode = encode,
+    reading: Reading,
+    encode: Encode = windows.encode,
 ) -> tuple[Split, list[str]]:
     """The split of a table, and the names of its labels in order (not `labelled`: none).
 
@@ -60,7 +55,7 @@ def tokenize(
     """
     texts_b = [example.text_b or "" for example in table.examples] if pair else None
     texts = [example.text_a for example in table.examples]
-    encodings = encode(tokenizer, texts, texts_b, max_length)
+    encodings = encode(tokenizer, texts, texts_b, reading)
     labels = np.zeros(len(texts), np.int64)
     names: list[str] = []
     if labelled:
@@ -152,6 +147,7 @@ def choose(split: Split, texts: np.ndarray) -> Split:
             first_lengths=encodings.first_lengths[texts],
             known_lengths=encodings.lengths[texts],
             words=None if encodings.words is None else Chosen(encodings.words, texts),
+            divided=None if encodings.divided is None else encodings.divided[texts],
         ),
         split.labels[texts],
         split.skipped,

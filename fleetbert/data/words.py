@@ -14,8 +14,10 @@ from itertools import groupby
 
 import numpy as np
 
+from fleetbert.core.reading import Reading
+from fleetbert.data import windows
 from fleetbert.data.conll import SPACELESS, Joined
-from fleetbert.data.tokenizers import Encodings, Tokenizer
+from fleetbert.data.tokenizers import WHOLE, Encodings, Tokenizer
 
 
 def find(text: str) -> np.ndarray:
@@ -27,10 +29,12 @@ def find(text: str) -> np.ndarray:
     return np.array(spans, np.int32).reshape(-1, 2)
 
 
-def encode(tokenizer: Tokenizer, texts: list[str], max_length: int) -> Encodings:
-    """Texts as `Tokenizer.encode` has them, with `Encodings.words`."""
-    encodings, offsets = tokenizer.encode_with_offsets(texts, max_length)
-    return encodings._replace(words=[of_tokens(*pair) for pair in zip(texts, offsets)])
+def encode(tokenizer: Tokenizer, texts: list[str], reading: Reading) -> Encodings:
+    """Texts as `windows.encode` has them, with `Encodings.words`."""
+    cut = reading.long_texts == "cut"
+    encodings, offsets = tokenizer.encode_with_offsets(texts, reading.max_length if cut else WHOLE)
+    encodings = encodings._replace(words=[of_tokens(*pair) for pair in zip(texts, offsets)])
+    return encodings if cut else windows.fit(encodings, reading)
 
 
 def of_tokens(text: str, offsets: np.ndarray) -> np.ndarray:

@@ -16,8 +16,9 @@ from fleetbert import tasks
 from fleetbert.config import Columns
 from fleetbert.core.device import CPU, Device
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 from fleetbert.data import ragged, tokenizers
-from fleetbert.data.ragged import Texts
+from fleetbert.data.ragged import Rows
 from fleetbert.data.read import USUAL, Example, Format, check_texts, iter_lines
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
@@ -49,7 +50,7 @@ class Model(NamedTuple):
     tokenizer: Tokenizer
     task: tasks.Task
     labels: Sequence[str]
-    max_length: int
+    reading: Reading
     batch_tokens: int
     speed: float | None = None
     answered_labels: Sequence[str | int] = ()
@@ -112,7 +113,7 @@ def load(
         tokenizer,
         task,
         bundle.labels,
-        bundle.max_length,
+        bundle.reading,
         batch_tokens or opened.batch_tokens or BATCH_TOKENS,
         speed,
         bundle.task.answered_labels,
@@ -126,23 +127,33 @@ def compute_logits(
     on_done: Callable[[int], object] | None = None,
 ) -> Logits:
     """Outputs of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
-    encodings = model.task.answer.encode(model.tokenizer, texts_a, texts_b, model.max_length)
-    values, layers = run_all(model, ragged.of(encodings), on_done)
+    encodings = model.task.answer.encode(model.tokenizer, texts_a, texts_b, model.reading)
+    values, layers = run_all(model, ragged.rows(encodings), on_done)
     values = model.task.answer.of_texts(values, encodings.words, texts_b or texts_a)
     return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
 
 
 def run_all(
-    model: Model, texts: Texts, on_done: Callable[[int], object] | None = None
+    model: Model, rows: Rows, on_done: Callable[[int], object] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs in the task's `room` and the layers [texts] after which texts left; UserError where
-    they are not finite."""
-    values = model.task.room(len(texts.lengths), model.labels)
-    layers = np.zeros(len(texts.lengths), np.int64)
-    for part in model.engine.run_all(texts, model.speed, model.batch_tokens):
+    """Outputs of texts in the task's `room` and the layers [texts] after which the last of their
+    windows left; UserError where they are not finite."""
+    count, layout = len(rows.texts.lengths), rows.layout
+    values = model.task.room(count, model.labels)
+    layers = np.zeros(count, np.int64)
+    missing = None if layout is None else np.bincount(layout.text)
+    for part in model.engine.run_all(rows.texts, model.speed, model.batch_tokens):
         values[part.numbers], layers[part.numbers] = part.outputs, part.layer
-        if on_done is not None:
+        if on_done is None:
+            continue
+        if layout is None or missing is None:
             on_done(len(part.numbers))
+        else:
+            np.subtract.at(missing, layout.text[part.numbers], 1)
+            on_done(len({n for n in layout.text[part.numbers].tolist() if not missing[n]}))
+    values = model.task.answer.pool(values, layout)
+    if layout is not None:
+        layers = np.maximum.reduceat(layers, layout.starts)
     if not are_finite(values).all():
         raise UserError(
             "the model answers NaN or infinity: its weights were damaged in training or "

@@ -14,6 +14,7 @@ import fleetbert
 from fleetbert import bundle, tasks
 from fleetbert.compat import program_desc
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Spec
@@ -36,6 +37,7 @@ def export_bundle(
     made_from: str | None = None,
     thresholds: Mapping[str, float] | None = None,
     integer_labels: bool = False,
+    reading: Reading | None = None,
     measure: Callable[[bundle.Variant, Path], bundle.Variant] | None = None,
 ) -> bundle.Bundle:
     """Write `network` as the `float32` variant of a new bundle at `path`; returns the bundle.
@@ -45,7 +47,7 @@ def export_bundle(
         `pooling` of a `Headed` are told with the task.
     accuracy: what was measured on named data.
     made_from: the run or the model that it comes from.
-    thresholds, integer_labels: of labels, see `bundle.manifest.Task`.
+    thresholds, integer_labels: of labels, see `bundle.manifest.Task`. reading: see `bundle.create`.
     measure: completes the variant, whose files are in the folder, before it is written; an error
         leaves nothing behind.
 
@@ -85,6 +87,7 @@ def export_bundle(
         pooling=headed and headed.pooling,
         thresholds=thresholds,
         integer_labels=integer_labels,
+        reading=reading,
     )
 
 

@@ -50,6 +50,20 @@ def attention_mask(
     return block_diagonal_mask(segments, bert.pooler.dense.weight.dtype)
 
 
+def of_windows(
+    outputs: paddle.Tensor, windows: paddle.Tensor | None, shares: paddle.Tensor | None
+) -> paddle.Tensor:
+    """Outputs (texts, outputs) of the outputs of their windows; these themselves without
+    `windows`. See `tasks.collect.pooled`."""
+    if windows is None:
+        return outputs
+    rows = paddle.gather(outputs, windows.flatten())
+    rows = rows.reshape([*windows.shape, outputs.shape[-1]])  # (texts, most, outputs)
+    if shares is None:
+        return rows.max(1)
+    return (rows * shares.unsqueeze(-1).astype(rows.dtype)).sum(1)
+
+
 def first_tokens(hidden: paddle.Tensor, first: paddle.Tensor | None) -> paddle.Tensor:
     """Each text's first token (texts, hidden). first: see `TextClassifier`."""
     if first is None:
@@ -97,13 +111,16 @@ class TextClassifier(Headed):
         position_ids: paddle.Tensor | None = None,
         segments: paddle.Tensor | None = None,
         first: paddle.Tensor | None = None,
+        windows: paddle.Tensor | None = None,
+        shares: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Logits (texts, labels). `first` (texts): flat index of each text's [CLS]; without it
-        every row is one text."""
+        every row is one text. `windows`, `shares`: see `of_windows`."""
         bert = self.network.bert
         hidden = encode(bert, input_ids, token_type_ids, position_ids, segments)
         pooled = bert.pooler(first_tokens(hidden, first))
-        return self.network.classifier(self.network.dropout(pooled))
+        logits = self.network.classifier(self.network.dropout(pooled))
+        return of_windows(logits, windows, shares)
 
 
 class TokenClassifier(Headed):
@@ -152,9 +169,12 @@ class Embedder(Headed):
         position_ids: paddle.Tensor | None = None,
         segments: paddle.Tensor | None = None,
         first: paddle.Tensor | None = None,
+        windows: paddle.Tensor | None = None,
+        shares: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
-        """Vectors (texts, hidden). `first`: see `TextClassifier`."""
-        return self.vectors(input_ids, token_type_ids, position_ids, segments, first)
+        """Vectors (texts, hidden). Other arguments: see `TextClassifier`."""
+        vectors = self.vectors(input_ids, token_type_ids, position_ids, segments, first)
+        return vectors if windows is None else _normalized(of_windows(vectors, windows, shares))
 
     def vectors(
         self,
@@ -164,7 +184,7 @@ class Embedder(Headed):
         segments: paddle.Tensor | None = None,
         first: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
-        """What `forward` of this class returns, also where a layer follows."""
+        """Vectors of rows, also where a layer follows."""
         bert = self.network.bert
         mask = attention_mask(bert, input_ids, segments)  # the mean reads it too
         hidden = bert(input_ids, token_type_ids, position_ids, mask)
@@ -178,7 +198,11 @@ class Embedder(Headed):
             pooled = paddle.matmul(paddle.exp(mask).squeeze(1), hidden).squeeze(1)
         if pooled.dtype != paddle.float32:  # squares are out of half's range
             pooled = pooled.astype("float32")
-        return pooled / (paddle.norm(pooled, p=2, axis=-1, keepdim=True) + TINY)
+        return _normalized(pooled)
+
+
+def _normalized(vectors: paddle.Tensor) -> paddle.Tensor:
+    return vectors / (paddle.norm(vectors, p=2, axis=-1, keepdim=True) + TINY)
 
 
 class VectorClassifier(Embedder):
@@ -198,11 +222,12 @@ class VectorClassifier(Embedder):
         position_ids: paddle.Tensor | None = None,
         segments: paddle.Tensor | None = None,
         first: paddle.Tensor | None = None,
+        windows: paddle.Tensor | None = None,
+        shares: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
-        """Logits (texts, labels). `first`: see `TextClassifier`."""
-        return self.network.classifier(
-            self.vectors(input_ids, token_type_ids, position_ids, segments, first)
-        )
+        """Logits (texts, labels). Other arguments: see `TextClassifier`."""
+        vectors = self.vectors(input_ids, token_type_ids, position_ids, segments, first)
+        return of_windows(self.network.classifier(vectors), windows, shares)
 
     def set_head(self, head: Linear) -> None:
         """Let the linear layer be `head`."""

@@ -8,12 +8,18 @@ from typing import Any, List, Mapping, NamedTuple, Protocol, Sequence, Union
 
 import numpy as np
 
+from fleetbert.core.reading import Reading
 from fleetbert.core.task_names import Shape
+from fleetbert.data import windows
 from fleetbert.data.tokenizers import Encodings, Tokenizer
+from fleetbert.data.windows import Layout
 
 # A tensor's values, one for each text: strings, or an array [texts, ...].
 Values = Union[List[str], np.ndarray]
 
+
+# Keeps the length of a vector from 0.
+TINY = np.float32(1e-12)
 
 # In answers; an integer where the bundle's are (`bundle.manifest.Task`).
 Label = Union[str, int]
@@ -58,10 +64,29 @@ class Answers:
         return wanted
 
     def encode(
-        self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, max_length: int
+        self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, reading: Reading
     ) -> Encodings:
         """The tokens of texts, and what the answers need to know of them."""
-        return tokenizer.encode(texts_a, texts_b, max_length)
+        return windows.encode(tokenizer, texts_a, texts_b, reading)
+
+    def pool(self, outputs: np.ndarray, layout: Layout | None) -> np.ndarray:
+        """An engine's outputs of rows, float32 [rows, ...] → those of texts: the mean or the
+        largest of a text's windows, of vectors the mean by tokens with length 1, or the outputs of
+        each token from the window in which it has the most context. layout: None where each text
+        is a row."""
+        if layout is None:
+            return outputs
+        if outputs.dtype == object:
+            lengths = np.array([len(row) for row in outputs])
+            tokens = np.concatenate(layout.tokens(np.cumsum(lengths) - lengths))
+            return by_text(np.concatenate(list(outputs))[tokens], layout.lengths)
+        if layout.pool == "max":
+            largest: np.ndarray = np.maximum.reduceat(outputs, layout.starts)
+            return largest
+        mean: np.ndarray = np.add.reduceat(outputs * layout.shares[:, None], layout.starts)
+        if layout.pool == "vectors":
+            mean /= np.linalg.norm(mean, axis=1, keepdims=True) + TINY
+        return mean
 
     def of_texts(
         self, outputs: np.ndarray, words: Sequence[np.ndarray] | None, texts: Sequence[str]

@@ -278,6 +278,7 @@ def _write_results(run: Run, summary: Summary) -> None:
             made_from=task.source.name,
             thresholds=thresholds,
             integer_labels=bool(task.labels) and run.job.data.integer_labels,
+            reading=run.job.reading,
         )
     if run.job.callbacks.visualdl and not extras.missing("tracking"):
         with files.writing(folder / "visualdl"):

@@ -16,7 +16,7 @@ from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.bundle.manifest import is_integer
 from fleetbert.core.errors import UserError
-from fleetbert.data import api_docs, batching, cache, read, tokenizers
+from fleetbert.data import api_docs, batching, cache, read, tokenizers, windows
 from fleetbert.data.labels import explained
 from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
 from fleetbert.data.tokenizers import Tokenizer
@@ -113,7 +113,7 @@ def open_splits(
     data, task = job.data, tasks.get(job.task.name)
 
     def tokenized(name: str, table: read.Table) -> tuple[Split, list[str]]:
-        how = (task.shape.pair, task.shape.labelled, data.max_length, task.answer.encode)
+        how = (task.shape.pair, task.shape.labelled, job.reading, task.answer.encode)
         return tokenize(name, table, tokenizer, *how)
 
     if data.builtin:
@@ -129,7 +129,7 @@ def open_splits(
         if folder is None:
             splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
             continue
-        how = (tokenizer.spec, task.shape.pair, data.max_length, task.answer.encode)
+        how = (tokenizer.spec, task.shape.pair, job.reading, task.answer.encode)
         recipe = cache.Recipe(form, data.on_bad_line, *how)
         make = partial(cache.prepare, path, folder, recipe)
         splits.append(cache.load(path, make() if connected is None else connected.from_first(make)))
@@ -306,11 +306,9 @@ class TextTask(Trainable):
         return together(parts, self.task.room(len(split.labels), self.labels))
 
     def _batches(self, split: Split) -> list[np.ndarray]:
-        return batching.plan_inference(
-            split.encodings.lengths,
-            self.job.data.eval_batch_tokens,
-            tuple(range(1, self.job.data.max_length + 1)),
-        )
+        lengths = windows.row_tokens(split.encodings)
+        allowed = tuple(range(1, int(lengths.max(initial=0)) + 1))
+        return batching.plan_inference(lengths, self.job.data.eval_batch_tokens, allowed)
 
     def _arrays(self, split: Split, part: np.ndarray) -> Arrays:
         return self.tensors(self.task.labels.collector(split, self.job, self.tokenizer).whole(part))

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 from fleetbert.data import cache, read, split, tokenizers
 
 DEADLINE = 120
@@ -59,7 +60,8 @@ def in_this_process(monkeypatch):
 def recipe_of(path: Path, vocab: Path, **changes) -> cache.Recipe:
     kind = path.name.split(".", 1)[1]
     form = KINDS[kind][0](path)
-    recipe = cache.Recipe(form, "stop", tokenizers.of_vocab(vocab, True), kind == "pair.tsv", 16)
+    spec, reading = tokenizers.of_vocab(vocab, True), Reading(16)
+    recipe = cache.Recipe(form, "stop", spec, kind == "pair.tsv", reading)
     return recipe._replace(**changes)
 
 
@@ -67,7 +69,7 @@ def in_memory(path: Path, recipe: cache.Recipe):
     table = read.read_as(path, recipe.form, recipe.on_bad_line)
     tokenizer = tokenizers.open(recipe.tokenizer)
     labelled = recipe.form.labelled
-    return split.tokenize(str(path), table, tokenizer, recipe.pair, labelled, recipe.max_length)
+    return split.tokenize(str(path), table, tokenizer, recipe.pair, labelled, recipe.reading)
 
 
 def cached(path: Path, folder: Path, recipe: cache.Recipe):
@@ -173,7 +175,7 @@ def test_what_decides_the_tokens_makes_another_cache(
     changes = {
         "vocabulary": {"tokenizer": tokenizers.of_vocab(vocab, True)},
         "lowercase": {"tokenizer": tokenizers.of_vocab(tiny_vocab, False)},
-        "max_length": {"max_length": 8},
+        "max_length": {"reading": Reading(8)},
         "bad lines": {"on_bad_line": "skip"},
     }
     recipe = recipe._replace(**changes.get(kind, {}))
@@ -245,7 +247,7 @@ def test_a_cache_that_is_only_read_is_enough(in_this_process, small_disk, table,
     assert libc.mount(b"none", bytes(disk), b"tmpfs", remount | only_read, b"") == 0
     assert_same(cached(table, disk, recipe), in_memory(table, recipe))
     with pytest.raises(UserError, match=r"data\.cache: .* cannot be kept .*Read-only"):
-        cache.prepare(str(table), disk, recipe._replace(max_length=8))
+        cache.prepare(str(table), disk, recipe._replace(reading=Reading(8)))
 
 
 def test_what_is_held_out_of_it_can_be_sent(in_this_process, table, recipe, tmp_path):
@@ -264,6 +266,7 @@ def test_a_cache_that_is_gone_when_it_is_opened(tmp_path):
 PREPARE = """
 import sys
 from fleetbert.core import errors
+from fleetbert.core.reading import Reading
 from fleetbert.data import cache, read
 from fleetbert.data.tokenizers import of_vocab
 
@@ -271,7 +274,7 @@ def main(argv):
     cache.PIECE = 2000
     form = read.table_format(argv[0], pair=False, labelled=True)
     cache.prepare(argv[0], __import__("pathlib").Path(argv[1]),
-                  cache.Recipe(form, "stop", of_vocab(argv[2], True), False, 16))
+                  cache.Recipe(form, "stop", of_vocab(argv[2], True), False, Reading(16)))
 
 if __name__ == "__main__":
     errors.run(main)

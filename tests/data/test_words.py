@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.implementations import BertWordPieceTokenizer
 
+from fleetbert.core.reading import Reading
 from fleetbert.data import conll, tokenizers, words
 from fleetbert.data.tokenizers import base, of_vocab
 
@@ -78,12 +79,12 @@ def test_words_are_what_stands_between_blanks_and_marks():
 def test_words_of_real_tokenizers_are_whole(pair):
     """Each begins where one of the text's begins and ends where one ends, in order."""
     ours, _ = pair
-    for text, found in zip(TEXTS, words.encode(ours, TEXTS, 512).words or ()):
+    for text, found in zip(TEXTS, words.encode(ours, TEXTS, Reading(512)).words or ()):
         plain = words.find(text)
         assert set(found[:, 1].tolist()) <= set(plain[:, 0].tolist())
         assert set(found[:, 2].tolist()) <= set(plain[:, 1].tolist())
         assert (np.diff(found[:, 0]) > 0).all() and (found[1:, 1] >= found[:-1, 2]).all()
-    first = words.encode(ours, ["Paul is here"], 512).words[0]
+    first = words.encode(ours, ["Paul is here"], Reading(512)).words[0]
     assert [first[n, 1:].tolist() for n in range(3)] == [[0, 4], [5, 7], [8, 12]]
     assert first[0, 0] == 1
 
@@ -113,7 +114,7 @@ def test_tokens_of_columns_are_words_as_they_stand(pair):
     tokens = ["@paul", "don't", "U.S.", "x", "http://a.b/c", "..."]
     text = conll.join(tokens)
     assert text == " ".join(tokens) and len(words.find(str(text))) > len(tokens)
-    found = words.encode(ours, [text], 64).words[0]
+    found = words.encode(ours, [text], Reading(64)).words[0]
     assert [text[begin:end] for _, begin, end in found] == tokens
     offsets = theirs.encode(text).offsets
     begins = [begin for _, begin, _ in found]

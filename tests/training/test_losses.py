@@ -13,6 +13,7 @@ import tiny_bert
 import tiny_job
 
 from fleetbert import tasks
+from fleetbert.core.reading import Reading
 from fleetbert.data import read, tokenizers
 from fleetbert.data.split import Split, tokenize
 from fleetbert.tasks import loss as losses
@@ -63,7 +64,13 @@ def opened(tiny_vocab, tmp_path):
         task, path = tasks.get(name), tiny_job.write_rows(tmp_path / "rows.jsonl", rows)
         table = read.read_as(path, task.labels.table_format(path))
         split, own = tokenize(
-            "rows", table, tokenizer(tmp_path), task.shape.pair, True, 24, task.answer.encode
+            "rows",
+            table,
+            tokenizer(tmp_path),
+            task.shape.pair,
+            True,
+            Reading(24),
+            task.answer.encode,
         )
         return Opened(name, tmp_path, table.examples, task.labels.with_targets(split, own, []))
 

@@ -16,7 +16,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert import tasks
 from fleetbert.core.errors import UserError
-from fleetbert.data.tokenizers import Encodings, Tokenizer
+from fleetbert.data.tokenizers import WHOLE, Encodings, Tokenizer
 from fleetbert.deploy.inference.messages import (
     Failure,
     Reason,
@@ -47,7 +47,6 @@ FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
 MOST_AT_ONCE = 1 << 16
 # More threads than these take the processors, and Python's lock, from who listens.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
-WHOLE = 1 << 30  # tokens of a text that is not to be answered
 LATE = "the request's timeout has passed"
 
 
@@ -86,7 +85,7 @@ class Scheduler:
         self.counts.queued(lambda: self.queue.tokens)
         self._under_way: dict[Worker, list[Text]] = {}  # what workers compute
         self._labels = bundle.task.answered_labels
-        self._tokenizer, self._max_length = tokenizer, bundle.max_length
+        self._tokenizer, self._reading = tokenizer, bundle.reading
         self._early = bundle.variant(plan.variant).kind in (EARLY_EXIT, LITE_EARLY_EXIT)
         self._unanswered = 0
         self._idle = asyncio.Event()
@@ -141,7 +140,7 @@ class Scheduler:
             encoded = self._encode(request)
         truncated, tokens = encoded.truncated, sum(map(len, encoded.ids))
         if truncated and not request.truncate:
-            raise too_long(truncated, self._max_length)
+            raise too_long(truncated, self._reading.max_length)
         self.counts.truncated(truncated)
         pending = PendingRequest(request.size, arrival + timeout, arrival, truncated, tokens)
         speed = request.speed if self._early else None
@@ -196,7 +195,7 @@ class Scheduler:
             return Encodings(request.ids, np.asarray(request.first_lengths), 0)
         texts = (request.texts, request.texts_b)
         try:
-            return self._task.answer.encode(self._tokenizer, *texts, self._max_length)
+            return self._task.answer.encode(self._tokenizer, *texts, self._reading)
         except UserError as error:
             raise Failure(Reason.BAD_REQUEST, str(error)) from None
 

@@ -113,7 +113,7 @@ def read_examples(
     job: schema.SelfDistill, model: answer.Model, teacher: early_exit.Source, strategy: Single
 ) -> tuple[list[exit_training.Example], np.ndarray | None]:
     """This rank's part of each batch of texts that heads learn from, and the labels of the texts
-    where the job needs them (int64 [texts])."""
+    where the job needs them (int64 [texts]). Windows of long texts are texts here."""
     path = str(job.data.train)
     labels: np.ndarray | None = None
     if job.distill.labels_weight:
@@ -124,24 +124,27 @@ def read_examples(
     chosen = draw(len(table), min(job.distill.texts, most), job.seed)
     labels = None if labels is None else labels[chosen]
     texts = model.task.labels.texts([table[number] for number in chosen])
-    encodings = model.task.answer.encode(model.tokenizer, *texts, model.max_length)
-    batches = engine.in_batches(ragged.of(encodings), model.batch_tokens)
+    encodings = model.task.answer.encode(model.tokenizer, *texts, model.reading)
+    rows = ragged.rows(encodings)
+    batches = engine.in_batches(rows.texts, model.batch_tokens)
     run = early_exit.open_teacher(teacher, job.threads or engine.default_threads())
     log.info(f"computing the hidden states of {len(chosen)} texts")
     examples = []
     head = model.task.answer.exit_head(job.distill.head)
-    with answer.progress(len(chosen)) as bar:
+    if labels is not None and rows.layout is not None:
+        labels = labels[rows.layout.text]
+    with answer.progress(len(rows.texts.lengths)) as bar:
         for numbers, batch in batches:
-            rows, share = exit_training.part_of(numbers, strategy.rank, strategy.world_size)
+            mine, share = exit_training.part_of(numbers, strategy.rank, strategy.world_size)
             padded = ragged.pad(batch, model.tokenizer.pad_id)
-            input_ids, types, mask = (array[rows] for array in padded)
+            input_ids, types, mask = (array[mine] for array in padded)
             real = mask > 0
             *states, logits = run(input_ids, types)
             if head == "tokens":
                 logits = logits[exit_training.own_tokens(real)]
             read = [exit_training.read_by(head, state, real) for state in states]
             examples.append(
-                exit_training.Example(numbers[rows], real, np.stack(read), logits, share)
+                exit_training.Example(numbers[mine], real, np.stack(read), logits, share)
             )
             bar.update(len(numbers))
     strategy.barrier()  # gradients wait 30 s at most
@@ -171,7 +174,7 @@ def _add(
     target = early_exit.variant_name(source.name)
     bundle, pad_id = gate.bundle, gate.model.tokenizer.pad_id
     batch_tokens = job.distill.batch_tokens
-    batches = list(engine.in_batches(sample.ragged, batch_tokens))
+    batches = list(engine.in_batches(sample.rows.texts, batch_tokens))
     log.info(f"{target}: measuring layers and heads on {sample.name}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as temporary:
         folder = Path(temporary)
@@ -185,7 +188,8 @@ def _add(
         whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS, pad_id=pad_id)
         observed = early_exit.observe(opened, whole, batches, sample, trained, source)
         right = gate.model.task.metrics.right(sample.truth, sample.float32)
-        observed = observed._replace(reference=right)
+        if sample.rows.layout is None:
+            observed = observed._replace(reference=right)
         # What the source gains on these texts by chance is not for exits to lose.
         least = max(sample.float32_accuracy, report.by_layer(observed)[-1]) - gate.max_drop
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
@@ -197,12 +201,12 @@ def _add(
         settings = settings._replace(ends=choice.ends, speed=choice.speed)
         early_exit.write(source, folder, settings, trained)
         chosen = engine.open_folder(engine.EARLY_EXIT, folder, "cpu", THREADS)
-        of_texts = (sample.ragged, batch_tokens)
+        of_texts = (sample.rows.texts, batch_tokens)
         faster = early_exit.times_faster(chosen, whole.run, *of_texts)
         at_speed_0 = functools.partial(chosen.run, speed=0.0)
         early = early_exit.times_faster(chosen, at_speed_0, *of_texts)
         # What is told of each speed comes from texts that chose nothing.
-        accepting_batches = list(engine.in_batches(gate.ragged, gate.model.batch_tokens))
+        accepting_batches = list(engine.in_batches(gate.rows.texts, gate.model.batch_tokens))
         accepting = early_exit.observe(opened, whole, accepting_batches, gate, trained, source, 0)
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)

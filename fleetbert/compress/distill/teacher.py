@@ -237,19 +237,19 @@ def bundle_logits(
     """
     columns = places(teacher, labels) if labels else slice(None)
     device = "gpu" if strategy.device == "gpu" else "cpu"
+    members = [bundles.read(path) for path in _members(teacher.path)]
     opened = [
-        engine.open(bundles.read(path), "float32", device, pad_id=tokenizer.pad_id)
-        for path in _members(teacher.path)
+        engine.open(bundle, "float32", device, pad_id=tokenizer.pad_id) for bundle in members
     ]
-    batches = plan_inference(split.encodings.lengths, engine.BATCH_TOKENS)
-    texts = ragged.of(split.encodings)
+    texts, layout = ragged.rows(split.encodings)
+    batches = plan_inference(texts.lengths, engine.BATCH_TOKENS)
     mine = [
         (indices, np.mean([each.run(batch) for each in opened], axis=0)[:, columns])
         for indices, batch in texts.parts(batches[strategy.rank :: strategy.world_size])
     ]
     strategy.barrier()  # `gather` does not wait for long
-    logits = np.zeros((len(split.labels), max(1, len(labels))), np.float32)
+    logits = np.zeros((len(texts.lengths), max(1, len(labels))), np.float32)
     for rank in strategy.gather(mine):
         for indices, values in rank:
             logits[indices] = values
-    return logits
+    return get_task(members[0].task.name).answer.pool(logits, layout)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fleetbert.bundle import Bundle, Setting
 from fleetbert.core.registry import Registry
-from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
+from fleetbert.data.tokenizers.base import WHOLE, Encodings, Spec, Tokenizer
 from fleetbert.data.tokenizers.fields import Fields
 from fleetbert.data.tokenizers.whole import Whole
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 
-__all__ = ["Encodings", "Spec", "Tokenizer", "of_vocab"]
+__all__ = ["WHOLE", "Encodings", "Spec", "Tokenizer", "of_vocab"]
 
 _kinds: Registry[type[Tokenizer]] = Registry(
     "tokenizer.kind", {kind.kind: kind for kind in (WordPiece, Whole, Fields)}

@@ -16,11 +16,13 @@ import tokenizers
 from fleetbert.bundle import Setting
 from fleetbert.bundle import TokenizerSpec as Spec
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 
 # The library needs 450 bytes for each character of a text: of longer ones it is given the
 # beginning, which has enough tokens.
 LONG, CHUNK = 1 << 14, 1 << 12  # characters
 COUNTED = 1 << 12  # tokens of a text; which of two with more is the longer one is not looked at
+WHOLE = 1 << 30  # tokens of a text that is not cut
 Token = TypeVar("Token")
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -34,6 +36,8 @@ class Encodings(NamedTuple):
     truncated: how many texts were cut to the maximum length.
     known_lengths: `lengths`, where they are known already.
     words: of each text int32 [words, 3], see `data.words.of_tokens`; None where nobody needs them.
+    divided: int32 [texts, 2], where the tokens of each begin and end that windows divide
+        (`data.windows`), and reading: what kind of windows; None where each text is one row.
     """
 
     ids: Sequence[np.ndarray]
@@ -41,6 +45,8 @@ class Encodings(NamedTuple):
     truncated: int
     known_lengths: np.ndarray | None = None
     words: Sequence[np.ndarray] | None = None
+    divided: np.ndarray | None = None
+    reading: Reading | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -107,6 +113,40 @@ def assemble(
     return Encodings(ids, first_lengths, truncated)
 
 
+def assemble_whole(
+    firsts: list[list[int]], seconds: list[list[int]] | None, template: Template, max_length: int
+) -> Encodings:
+    """Whole texts, or pairs, of their ids without special tokens, with `Encodings.divided`.
+
+    Of a pair that has more than `max_length` tokens the longer text is divided; the other one is
+    cut to half of the room.
+    """
+    before, between, after, in_first, one_type, _ = template
+    room = max_length - len(before) - len(after) - (0 if seconds is None else len(between))
+    if room < 1:
+        raise UserError(f"max_length is {max_length}; special tokens alone need as many")
+    if seconds is None:
+        encodings = assemble(firsts, None, template, WHOLE)
+        ends = encodings.lengths - len(after)
+        spans = np.stack([np.full_like(ends, len(before)), ends], 1).astype(np.int32)
+        return encodings._replace(divided=spans)
+    ids, first_lengths, divided, truncated = [], [], [], 0
+    for first, second in zip(firsts, seconds):
+        is_second = len(second) >= len(first)
+        shorter = first if is_second else second
+        if len(first) + len(second) > room and len(shorter) > room // 2:
+            truncated += 1
+            shorter = template.cut(shorter, room // 2)
+            first, second = (shorter, second) if is_second else (first, shorter)
+        ids.append(np.array([*before, *first, *between, *second, *after], np.int32))
+        end = len(before) + len(first)
+        first_lengths.append(len(ids[-1]) if one_type else end + in_first)
+        span = (end + len(between), len(ids[-1]) - len(after)) if is_second else (len(before), end)
+        divided.append(span)
+    spans = np.array(divided, np.int32).reshape(-1, 2)
+    return Encodings(ids, np.array(first_lengths, np.int32), truncated, divided=spans)
+
+
 def _counted(max_length: int) -> int:
     return max(max_length + 1, COUNTED)
 
@@ -160,6 +200,18 @@ class Tokenizer(ABC):
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
         """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each. Safe
         to call from several threads."""
+
+    def encode_whole(
+        self,
+        texts_a: list[str],  # noqa: ARG002  kinds that can, override it
+        texts_b: list[str] | None,  # noqa: ARG002
+        max_length: int,  # noqa: ARG002
+    ) -> Encodings:
+        """All tokens of texts, or pairs, see `assemble_whole`."""
+        raise UserError(
+            f"data.long_texts: the tokenizer ({self.kind}) of this model only cuts long texts; "
+            "set it to cut, or choose another model"
+        )
 
     def encode_with_offsets(
         self,
@@ -246,6 +298,15 @@ class OfLibrary(Tokenizer):
         seconds = None if texts_b is None else self._pieces(texts_b, most)
         return assemble(self._pieces(texts_a, most), seconds, self.template, max_length)
 
+    def encode_whole(
+        self, texts_a: list[str], texts_b: list[str] | None, max_length: int
+    ) -> Encodings:
+        firsts, seconds = (
+            None if texts is None else self._pieces(texts, WHOLE) for texts in (texts_a, texts_b)
+        )
+        assert firsts is not None
+        return assemble_whole(firsts, seconds, self.template, max_length)
+
     def encode_with_offsets(
         self, texts: list[str], max_length: int
     ) -> tuple[Encodings, list[np.ndarray]]:
@@ -253,7 +314,8 @@ class OfLibrary(Tokenizer):
         most = sys.maxsize if self.template.left else max_length + 1
         encoded = self._of_texts(texts, encode, lambda text: self._first(text, most, encode))
         ids = [self._allowed(encoding.ids) for encoding in encoded]
-        encodings = assemble(ids, None, self.template, max_length)
+        together = assemble_whole if max_length == WHOLE else assemble
+        encodings = together(ids, None, self.template, max_length)
         first = len(self.template.before)
         offsets = [np.zeros((len(ids), 2), np.int32) for ids in encodings.ids]
         for places, encoding in zip(offsets, encoded):

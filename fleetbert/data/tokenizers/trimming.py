@@ -15,12 +15,11 @@ import numpy as np
 
 from fleetbert.core import files
 from fleetbert.data import tokenizers
-from fleetbert.data.tokenizers import Spec, Tokenizer
+from fleetbert.data.tokenizers import WHOLE, Spec, Tokenizer
 
 # A character or a byte, at the beginning of a word or within one.
 CHARACTER = re.compile("(?:##|\u2581|\u0120)?(?:.|<0x[0-9A-F]{2}>)", re.DOTALL)
 BATCH = 1024  # texts
-WHOLE_TEXT = 1 << 30  # tokens
 
 
 class Trimmed(NamedTuple):
@@ -56,7 +55,7 @@ def used(tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
     """int64 [vocab_size]: how often each token occurs in whole texts; special ones never."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for start in range(0, len(texts), BATCH):
-        encoded = tokenizer.encode(list(texts[start : start + BATCH]), None, WHOLE_TEXT)
+        encoded = tokenizer.encode(list(texts[start : start + BATCH]), None, WHOLE)
         counts += np.bincount(np.concatenate(encoded.ids), minlength=len(counts))
     counts[list(tokenizer.special_ids)] = 0
     return counts

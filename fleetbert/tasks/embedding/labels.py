@@ -27,7 +27,7 @@ class Together(Several):
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        longest: np.ndarray = self.split.encodings.lengths.reshape(-1, self.texts).max(1)
+        longest: np.ndarray = self.text_lengths.reshape(-1, self.texts).max(1)
         return longest
 
     @property

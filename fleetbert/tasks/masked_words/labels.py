@@ -23,15 +23,19 @@ class Masked(Labelled):
         masked = {int(i): self.mask(int(i), epoch) for i in step}
         # They are looked up by number only.
         ids = cast("Sequence[np.ndarray]", {i: ids for i, (ids, _, _) in masked.items()})
-        batch = self.collate(ids, part, packed)
-        texts = part[batch.order]
-        positions = [masked[int(i)][1] + start for i, start in zip(texts, batch.first)]
-        words = [masked[int(i)][2] for i in texts]
-        weights_of = [np.full(len(w), weight[n], np.float32) for n, w in zip(batch.order, words)]
+        batch, tokens = self.collate_tokens(part, packed, epoch, ids)
+        positions, words, weights_of = [], [], []
+        for text, of_text, at in zip(part.tolist(), weight, tokens):
+            _, hidden, of_hidden = masked[text]
+            read = at[hidden] >= 0
+            positions.append(at[hidden[read]])
+            words.append(of_hidden[read])
+            weights_of.append(np.full(int(read.sum()), of_text, np.float32))
         if not any(map(len, words)):  # Paddle takes no empty tensors: one word that counts nothing
             positions, words = [batch.first[:1]], [np.zeros(1, np.int64)]
             weights_of = [np.zeros(1, np.float32)]
-        total = max(1, sum(len(hidden) for _, hidden, _ in masked.values()))
+        shares = self.read_shares
+        total = max(1, sum(len(hidden) * shares[text] for text, (_, hidden, _) in masked.items()))
         inputs = network_inputs(batch)
         inputs["positions"] = np.concatenate(positions).astype(np.int64)
         return {

@@ -41,7 +41,7 @@ class Documents(Several):
         if negatives:
             pairs = draw(self.split.labels, negatives, [self.job.trainer.seed, epoch])
         self.examples = pairs
-        self.lengths = self.split.encodings.lengths[pairs].max(1)
+        self.lengths = self.text_lengths[pairs].max(1)
 
     @property
     def lines(self) -> np.ndarray:

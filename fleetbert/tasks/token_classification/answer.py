@@ -7,6 +7,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.core.reading import Reading
 from fleetbert.data import conll, words
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.tasks.answer import Answers, Tensor, Values, by_text, layer_as_json, layers_of
@@ -49,9 +50,9 @@ class SpansAnswers(Answers):
         return "tokens"
 
     def encode(
-        self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, max_length: int
+        self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, reading: Reading
     ) -> Encodings:
-        return words.encode(tokenizer, texts_a, max_length)
+        return words.encode(tokenizer, texts_a, reading)
 
     def of_texts(
         self, outputs: np.ndarray, words: Sequence[np.ndarray] | None, texts: Sequence[str]

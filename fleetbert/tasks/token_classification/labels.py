@@ -22,21 +22,23 @@ class Collector(Labelled):
     def arrays(
         self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
     ) -> Arrays:
-        batch = self.collate(self.split.encodings.ids, part, packed)
+        batch, tokens = self.collate_tokens(part, packed, epoch)
         labels = np.zeros(batch.input_ids.shape, np.int64)
         weights = np.zeros(batch.input_ids.shape, np.float32)
-        texts, all_words = part[batch.order], self.words
-        for text, number, first in zip(texts, batch.order, batch.first):
+        for text, of_text, at in zip(part, weight, tokens):
             places, tags = self.targets(int(text))
-            labels.reshape(-1)[first + places] = tags
-            weights.reshape(-1)[first + places] = weight[number]
-        total = max(1, sum(self.asked(int(text)) for text in step))
+            places = at[places]
+            read = places >= 0
+            labels.reshape(-1)[places[read]] = tags[read]
+            weights.reshape(-1)[places[read]] = of_text
+        total = max(1, sum(self.asked(int(text)) * self.read_shares[text] for text in step))
         return {
             "inputs": network_inputs(batch),
             "labels": labels,
             "weight": weights / np.float32(total),
-            "texts": texts,
-            "words": [all_words[text] for text in texts],
+            "texts": part,
+            "words": [self.words[text] for text in part],
+            "tokens": tokens,
             "n_texts": int(np.count_nonzero(weight)),
             "n_tokens": batch.n_tokens,
         }
@@ -51,7 +53,7 @@ class Collector(Labelled):
         words = self.words[text]
         if self.job.task.pieces == "first" or not len(words):
             return len(words)
-        return int(self.lengths[text]) - 1 - int(words[0, 0])
+        return int(self.split.encodings.lengths[text]) - 1 - int(words[0, 0])
 
     def targets(self, text: int) -> tuple[np.ndarray, np.ndarray]:
         """The tokens, int64, that something is asked of, and their labels."""
@@ -61,7 +63,7 @@ class Collector(Labelled):
         if self.job.task.pieces == "first" or not len(words):
             return places, tags
         # All but the special token at the end; what goes on in a word goes on in its span.
-        every = np.arange(places[0], self.lengths[text] - 1)
+        every = np.arange(places[0], self.split.encodings.lengths[text] - 1)
         word = np.searchsorted(places, every, "right") - 1
         return every, np.where(places[word] == every, tags[word], (tags[word] + 1) // 2 * 2)
 

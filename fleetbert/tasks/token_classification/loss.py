@@ -31,8 +31,9 @@ class TokenCrossEntropy(Loss):
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         logits = network(**arrays["inputs"]).astype("float32").numpy()
-        words = arrays["words"]
-        return {"texts": arrays["texts"], "logits": tagged(logits, words, [""] * len(words))}
+        words, flat = arrays["words"], logits.reshape(-1, logits.shape[-1])
+        of_texts = (flat[tokens] for tokens in arrays["tokens"])
+        return {"texts": arrays["texts"], "logits": tagged(of_texts, words, [""] * len(words))}
 
 
 LOSS = TokenCrossEntropy()

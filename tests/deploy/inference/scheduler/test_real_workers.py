@@ -61,7 +61,7 @@ def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(tiny_bundle
     assert {one["compute_output"]["count"] for one in statistics["batch_stats"]} == {
         count for _, count in batches
     }
-    lengths = offline.tokenizer.encode(texts, None, offline.max_length).lengths
+    lengths = offline.tokenizer.encode(texts, None, offline.reading.max_length).lengths
     assert counted("tokens") - before[0] == lengths.sum()
     least = sum(round_up(int(length), SAFE_LENGTHS) - int(length) for length in lengths)
     assert counted("padding_tokens") - before[1] >= least
@@ -86,7 +86,7 @@ def test_a_text_leaves_at_the_speed_it_asks_for_whoever_shares_its_batch(early_b
     assert {*expected[None].exit_layers.tolist()} == {1, LAYERS}
     assert (expected[0.3].exit_layers > expected[None].exit_layers).any()
     assert {*expected[1.0].exit_layers.tolist()} == {1}
-    encoded = model.tokenizer.encode(texts, None, model.max_length)
+    encoded = model.tokenizer.encode(texts, None, model.reading.max_length)
     speeds = [[*expected][number % len(expected)] for number in range(len(texts))]
 
     async def in_one_batch():
