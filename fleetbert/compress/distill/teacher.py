@@ -238,9 +238,7 @@ def bundle_logits(
     columns = places(teacher, labels) if labels else slice(None)
     device = "gpu" if strategy.device == "gpu" else "cpu"
     members = [bundles.read(path) for path in _members(teacher.path)]
-    opened = [
-        engine.open(bundle, "float32", device, pad_id=tokenizer.pad_id) for bundle in members
-    ]
+    opened = [engine.open(bundle, "float32", device, pad_id=tokenizer.pad_id) for bundle in members]
     texts, layout = ragged.rows(split.encodings)
     batches = plan_inference(texts.lengths, engine.BATCH_TOKENS)
     mine = [
