@@ -14,7 +14,10 @@ from safetensors.numpy import load_file, save_file
 from fleetbert import config
 from fleetbert.models import sources, task_heads, weights
 
-FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta", "ernie", "distilbert", "electra")
+FAMILIES = (
+    "bert", "roberta", "camembert", "xlm-roberta", "ernie", "distilbert", "electra",
+    "electra-small", "albert",
+)  # fmt: skip
 MADE = np.load(Path(__file__).with_name("models") / "families" / "families.npz")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS, HIDDEN = 30, 8

@@ -19,7 +19,7 @@ from fleetbert.data import tokenizers
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.models import task_heads, weights
-from fleetbert.models.encoders import Shape
+from fleetbert.models.encoders import PROJECTION, Shape
 from fleetbert.models.sources import Source
 
 # Of one layer, in the order in which its forward uses them.
@@ -61,12 +61,13 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     heads = programs.attribute(next(op for op in block.ops if op.type == "reshape2"), "shape")
     norm = next(op for op in block.ops if op.type == "layer_norm")
     words, positions, types = (tensors[f"bert.embeddings.{n}.weight"] for n in EMBEDDINGS)
-    kept, width = heads.ints[2:]
+    kept, of_head = heads.ints[2:]
+    width = tensors["bert.encoder.layers.0.norm1.bias"].size
     shape: Shape = {
         "vocab_size": len(words),
-        "hidden_size": words.shape[1],
+        "hidden_size": width,
         "num_hidden_layers": len(named.linear) // len(LAYER_LINEAR),
-        "num_attention_heads": words.shape[1] // width,
+        "num_attention_heads": width // of_head,
         "kept_heads": kept,
         "intermediate_size": tensors["bert.encoder.layers.0.linear1.bias"].size,
         "hidden_act": named.activation,
@@ -78,6 +79,8 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
         "pad_token_id": tokenizers.open(bundle).pad_id,
         "pooler_act": named.pooler_act,
     }
+    if PROJECTION in tensors:
+        shape["embedding_size"] = words.shape[1]
     if bundle.task.pooling is not None:
         shape["pooling"] = bundle.task.pooling
     labels = tuple(bundle.task.labels)
@@ -120,7 +123,8 @@ def names(program: ProgramDesc, where: str) -> Names:
         elif op.type == "elementwise_add" and slots["Y"] in stored:
             biases.append(slots["Y"])
     layers = [f"bert.encoder.layers.{n}" for n in range(len(scales) // len(LAYER_NORM))]
-    linear = [f"{layer}.{name}" for layer in layers for name in LAYER_LINEAR]
+    linear = [PROJECTION[: -len(".weight")]] if _is_projected(program) else []
+    linear += [f"{layer}.{name}" for layer in layers for name in LAYER_LINEAR]
     linear += HEADS[min(max(len(matrices) - len(linear), 0), len(HEADS) - 1)]
     norm = ["bert.embeddings.layer_norm"]
     norm += [f"{layer}.{name}" for layer in layers for name in LAYER_NORM]
@@ -141,6 +145,14 @@ def names(program: ProgramDesc, where: str) -> Names:
         )
     linear_names = {name: parameters[name] for name in matrices}
     return Names(parameters, linear_names, activation, pooler_act or "tanh")
+
+
+def _is_projected(program: ProgramDesc) -> bool:
+    """Whether one Linear alone reads the normalized embeddings."""
+    block = program.blocks[0]
+    norm = next(op for op in block.ops if op.type == "layer_norm")
+    readers = programs.consumers(block, programs.argument(norm.outputs, "Y"))
+    return [op.type for op in readers] == ["matmul_v2"]
 
 
 def _activation(program: ProgramDesc, before: str) -> str | None:

@@ -27,6 +27,7 @@ class BertConfig:
 
     vocab_size: int = 30522
     hidden_size: int = 768
+    embedding_size: int | None = None  # None: hidden_size
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
@@ -51,10 +52,11 @@ class Embeddings(nn.Layer):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.layer_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
+        width = config.embedding_size or config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, width)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.layer_norm = LayerNorm(width, epsilon=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -159,13 +161,17 @@ class Encoder(nn.Layer):
 
 
 class Bert(nn.Layer):
-    """Embeddings and encoder, and a pooler for whoever calls it."""
+    """Embeddings and encoder, and a pooler for whoever calls it. Embeddings of another width than
+    the layers have are projected (Lan et al. 2020, section 3.1)."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
         self.config = config
         self.pad_token_id = config.pad_token_id
         self.embeddings = Embeddings(config)
+        self.project = None
+        if config.embedding_size is not None:
+            self.project = Linear(config.embedding_size, config.hidden_size)
         self.encoder = Encoder(config)
         self.pooler = Pooler(config)
         draw_weights(self, config.initializer_range)
@@ -186,7 +192,8 @@ class Bert(nn.Layer):
         length); None: padding is not seen."""
         if mask is None:
             mask = self.padding_mask(input_ids)
-        return self.encoder(self.embeddings(input_ids, token_type_ids, position_ids), mask)
+        hidden = self.embeddings(input_ids, token_type_ids, position_ids)
+        return self.encoder(hidden if self.project is None else self.project(hidden), mask)
 
 
 class BertAlone(nn.Layer):
@@ -218,13 +225,14 @@ class BertMaskedWords(BertAlone):
 
 
 class MaskedWordsHead(nn.Layer):
-    """A layer as wide as the encoder, then the words' embeddings, turned, and a bias."""
+    """A layer as wide as the words' embeddings, then the words' embeddings, turned, and a bias."""
 
     def __init__(self, config: BertConfig, words: paddle.Tensor):
         super().__init__()
-        self.transform = Linear(config.hidden_size, config.hidden_size)
+        width = config.embedding_size or config.hidden_size
+        self.transform = Linear(config.hidden_size, width)
         self.activation = activations.get(config.predictions_act or config.hidden_act)
-        self.layer_norm = LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
+        self.layer_norm = LayerNorm(width, epsilon=config.layer_norm_eps)
         self.decoder = nn.Layer()
         self.decoder.weight = words
         self.decoder.bias = self.create_parameter([config.vocab_size], is_bias=True)

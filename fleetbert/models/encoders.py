@@ -9,6 +9,7 @@ What is folded:
 - RoBERTa's positions begin after the padding id: the rows before are dropped.
 - A model with one type of tokens, or none, gets a second row that no token has: `one_type`.
 - ERNIE's first task is added to the types of tokens.
+- ALBERT's one layer is repeated; what is trained of it is written as a BERT's layers.
 - A classifier's own first layer becomes the pooler, with its own activation: `pooler_act`.
 
 tests/models/test_encoders.py compares each with what transformers computes.
@@ -34,6 +35,7 @@ class Shape(TypedDict, total=False):
 
     vocab_size: int
     hidden_size: int
+    embedding_size: int  # of embeddings that are projected to hidden_size
     num_hidden_layers: int
     num_attention_heads: int
     kept_heads: int  # of each layer; in no file: after pruning, while it trains
@@ -59,6 +61,7 @@ KINDS = get_type_hints(Shape)
 WORDS, POSITIONS, TYPES = (
     f"bert.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
 )
+PROJECTION = "bert.project.weight"  # after the embeddings, where they are narrower than the layers
 TASKS = "bert.embeddings.task_type_embeddings.weight"  # ERNIE's
 
 # Begin the names of the encoder and of heads, in the network.
@@ -119,6 +122,7 @@ class Family(NamedTuple):
     cannot: why a config.json is of no network that folds into ours, besides ONLY; "" if it does.
     fold: from the family's tensors and shape, under the network's names, to the network's.
     unfold: back, for saving.
+    written: the family that it is saved as, where it is another.
     """
 
     model_type: str
@@ -139,6 +143,7 @@ class Family(NamedTuple):
     cannot: Callable[[Fields], str] = _folds
     fold: Callable[[Loaded], Loaded] = unchanged
     unfold: Callable[[Loaded], Loaded] = unchanged
+    written: str = ""
 
 
 ENCODER_PIECES: Pieces = (
@@ -232,14 +237,24 @@ def _classes(stem: str) -> dict[str, str]:
     return {"classifier": f"{stem}ForSequenceClassification", "masked_words": f"{stem}ForMaskedLM"}
 
 
-def _equal_widths(fields: Fields) -> str:
-    width, hidden = fields.get("embedding_size", 128), fields.get("hidden_size", 256)
-    if width != hidden:
-        return (
-            f"its embeddings are {width} wide and its layers {hidden}, with a projection between "
-            "that no BERT has"
-        )
+def _one_group(fields: Fields) -> str:
+    for key in ("num_hidden_groups", "inner_group_num"):
+        if fields.get(key, 1) != 1:
+            return f"config.json says {key}: {_short(fields[key])}; only one layer may be repeated"
     return ""
+
+
+def _fold_albert(loaded: Loaded) -> Loaded:
+    """Its one layer, as often as the network has layers."""
+    tensors, shape = loaded
+    first = "bert.encoder.layers.0."
+    repeated = {
+        name.replace(first, f"bert.encoder.layers.{number}."): array
+        for number in range(shape["num_hidden_layers"])
+        for name, array in tensors.items()
+        if name.startswith(first)
+    }
+    return Loaded({**tensors, **repeated}, shape)
 
 
 BERT = Family(
@@ -313,20 +328,55 @@ DISTILBERT = Family(
     fold=_fold_types,
     unfold=_unfold_distilbert,
 )
+PROJECTED: Pieces = (("embeddings_project.", "project."),)
 ELECTRA = Family(
     "electra",
     "ELECTRA",
     prefix="electra.",
-    pieces=ENCODER_PIECES,
+    pieces=(*ENCODER_PIECES, *PROJECTED),
     classifier=TWO_LAYERS,
+    paddlenlp=PROJECTED,
     unused=("discriminator_predictions.", "generator_predictions.", "generator_lm_head."),
     architectures={"classifier": "ElectraForSequenceClassification"},
     repeated={"embedding_size": "hidden_size"},
-    cannot=_equal_widths,
-    defaults={"num_attention_heads": 4},
+    defaults={"num_attention_heads": 4, "embedding_size": 128},
     pooler_act="gelu",
     fold=_fold_one_type,
     unfold=_unfold_types,
+)
+ALBERT = Family(
+    "albert",
+    "ALBERT",
+    prefix="albert.",
+    pieces=(
+        ("encoder.embedding_hidden_mapping_in.", "project."),
+        ("encoder.albert_layer_groups.0.albert_layers.0.", "encoder.layers.0."),
+        ("attention.query", "self_attn.q_proj"),
+        ("attention.key", "self_attn.k_proj"),
+        ("attention.value", "self_attn.v_proj"),
+        ("attention.dense", "self_attn.out_proj"),
+        ("attention.LayerNorm", "norm1"),
+        ("ffn.", "linear1."),
+        ("ffn_output.", "linear2."),
+        ("full_layer_layer_norm", "norm2"),
+        ("embeddings.LayerNorm", "embeddings.layer_norm"),
+        ("bert.pooler.", "bert.pooler.dense."),
+        ("predictions.dense", "cls.predictions.transform"),
+        ("predictions.LayerNorm", "cls.predictions.layer_norm"),
+        ("predictions.decoder.", "cls.predictions.decoder."),
+        ("predictions.bias", "cls.predictions.decoder_bias"),
+    ),
+    unused=("sop_classifier.",),
+    architectures=_classes("Albert"),
+    defaults={
+        "embedding_size": 128,
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    cannot=_one_group,
+    fold=_fold_albert,
+    written="bert",
 )
 
 XLM_ROBERTA = ROBERTA._replace(
@@ -335,14 +385,13 @@ XLM_ROBERTA = ROBERTA._replace(
 CAMEMBERT = ROBERTA._replace(
     model_type="camembert", title="CamemBERT", architectures=_classes("Camembert")
 )
-BUILT_IN = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ERNIE, DISTILBERT, ELECTRA)
+BUILT_IN = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ERNIE, DISTILBERT, ELECTRA, ALBERT)
 families: Registry[Family] = Registry("model_type", {f.model_type: f for f in BUILT_IN})
 
 LARGEST_EPSILON = 1e-3  # of Paddle's LayerNorm
 
 # Why others do not fold into the network.
 REFUSED: dict[str, str] = {
-    "albert": "its layers share one set of weights, and its embeddings are narrower than they",
     "big_bird": "its attention skips most tokens",
     "convbert": "half of its attention is a convolution",
     "deberta": "its attention scores depend on relative positions",
@@ -424,6 +473,8 @@ def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     if ours:
         shape.update(family.fixed_there)
     shape.setdefault("vocab_size", len(tensors[WORDS]))
+    if PROJECTION not in tensors:
+        shape.pop("embedding_size", None)
     if family.pooler_act != "tanh":
         shape["pooler_act"] = family.pooler_act
     return family.fold(Loaded(tensors, shape))
@@ -434,6 +485,7 @@ def write(
 ) -> tuple[Fields, Tensors]:
     """Fields of config.json and tensors of the network with such a head, as Hugging Face's files
     of the family have them, or as PaddleNLP's."""
+    family = families[family.written] if family.written else family
     tensors, shape = family.unfold(loaded)
     pieces = family.paddlenlp if paddlenlp else family.pieces
     pieces += family.classifier if head == "classifier" else ()
@@ -449,7 +501,8 @@ def write(
         files[new] = array if paddlenlp else _turn(name, array)
     keys = {} if paddlenlp else family.keys
     fields: Fields = {keys.get(n, n): value for n, value in shape.items() if n in FIELDS}
-    fields.update({key: fields[field] for key, field in family.repeated.items()})
+    for key, field in family.repeated.items():
+        fields.setdefault(key, fields[field])
     known, bare = family.architectures, family.architectures["classifier"].partition("For")[0]
     usual = f"{bare}ForTokenClassification" if head == TOKENS else f"{bare}Model"
     fields.update(architectures=[known.get(head, usual)], model_type=family.model_type)

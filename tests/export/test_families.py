@@ -13,6 +13,7 @@ from halves import needs_bfloat16
 
 import fleetbert
 from fleetbert.data import tokenizers
+from fleetbert.export import onnx
 from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models.bert import BertConfig
 
@@ -34,6 +35,8 @@ def write(family: str, folder: Path) -> Path:
     vocab.write_text("\n".join(tiny_bert.VOCAB) + "\n", encoding="utf-8")
     shape = {**SHAPE, "hidden_act": "relu" if family == "ernie" else "gelu"}
     known = encoders.families[family]
+    if family == "albert":
+        shape["embedding_size"] = 32
     if family in ONE_TYPE:
         shape["one_type"] = True
     paddle.seed(2)
@@ -71,6 +74,7 @@ def of_bert(tmp_path_factory) -> float:
     [
         ("ernie", 1.01),
         ("distilbert", 1.25),
+        ("albert", 1.25),
         pytest.param("roberta", 1.01, marks=pytest.mark.endurance),
         pytest.param("electra", 1.25, marks=pytest.mark.endurance),
     ],
@@ -78,6 +82,14 @@ def of_bert(tmp_path_factory) -> float:
 def test_int8_loses_no_more_than_of_bert(family, most, of_bert, tmp_path):
     found = error(family, tmp_path)
     assert 0 < found <= most * of_bert, (found, of_bert)
+
+
+def test_projected_embeddings_are_exported_to_onnx(tmp_path):
+    bundle = fleetbert.import_model(write("albert", tmp_path / "m"), tmp_path / "b", max_length=64)
+    onnx.export_onnx(bundle)
+    exact, found = (fleetbert.load(bundle, variant)(TEXTS) for variant in ("float32", "onnx"))
+    for one, other in zip(exact, found):
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-4)
 
 
 @needs_bfloat16

@@ -36,6 +36,8 @@ FAMILIES = {
     "ernie": ("Ernie", {**SIZES, **TASKS}, 0),
     "distilbert": ("DistilBert", DISTILBERT, 0),
     "electra": ("Electra", {**SIZES, "embedding_size": 8}, 0),
+    "electra-small": ("Electra", {**SIZES, "embedding_size": 4}, 0),
+    "albert": ("Albert", {**SIZES, "embedding_size": 4, "hidden_act": "gelu_new"}, 0),
 }
 LENGTHS = (12, 16, 5)
 
@@ -56,7 +58,7 @@ def main(out):
             given["token_type_ids"] = types
         given = {key: torch.from_numpy(value) for key, value in given.items()}
         heads = ["ForSequenceClassification", "ForMaskedLM"]
-        if name == "electra":  # its own is of a generator
+        if prefix == "Electra":  # its own is of a generator
             heads.pop()
         for head in heads:
             model = getattr(hf, prefix + head)(config).eval()
