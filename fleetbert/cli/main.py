@@ -25,6 +25,7 @@ from fleetbert.cli import (
     predict,
     quantize,
     recipes,
+    select,
     train,
 )
 from fleetbert.config.command_line import Parser
@@ -84,6 +85,7 @@ COMMANDS: dict[str, tuple[str, Any]] = {
     "import": ("make a bundle of a finished classifier", import_model),
     "quantize": ("add a smaller, faster variant to a bundle", quantize),
     "audit": ("find wrong labels and other faults of a table", audit),
+    "select": ("choose which texts to label next", select),
     "compress": ("make the model that meets a budget of time and size", compress),
     "checkpoint": ("list, check and remove the checkpoints of a run", checkpoint),
     "distill": ("teach a smaller model what a trained one knows", distill),

@@ -61,7 +61,7 @@ def doubles(examples: Sequence[Example], vectors: np.ndarray) -> Iterator[Issue]
     first: dict[tuple[str, str], int] = {}
     repeated = set()
     for place, example in enumerate(examples):
-        other = first.setdefault(_key(example), place)
+        other = first.setdefault(text_key(example), place)
         if other == place:
             continue
         repeated.add(place)
@@ -88,12 +88,12 @@ def leaks(
     path: str,
 ) -> Iterator[Issue]:
     """Texts of the table that stand in the dev table too, and dev labels that the table lacks."""
-    lines = {_key(example): example.line for example in reversed(dev)}
+    lines = {text_key(example): example.line for example in reversed(dev)}
     for example in examples:
-        if (line := lines.get(_key(example))) is not None:
+        if (line := lines.get(text_key(example))) is not None:
             yield issue("leak", example.line, f"is the text of {path}:{line}")
     for place, other, cosine in alike(vectors, dev_vectors, ALIKE):
-        if _key(examples[place]) not in lines:
+        if text_key(examples[place]) not in lines:
             reason = f"is nearly the text of {path}:{dev[other].line} (cosine {cosine:.3f})"
             yield issue("near leak", examples[place].line, reason)
 
@@ -160,7 +160,7 @@ def of_texts(examples: Sequence[Example], tokenizer: Tokenizer, max_length: int)
             yield issue("language", line, f"{reason}language, or no language?")
 
 
-def _key(example: Example) -> tuple[str, str]:
+def text_key(example: Example) -> tuple[str, str]:
     """Equal for texts that differ by case, width or blanks only."""
     first, second = (
         " ".join(unicodedata.normalize("NFKC", text or "").casefold().split())

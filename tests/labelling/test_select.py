@@ -1,0 +1,61 @@
+"""`fleetbert select`."""
+
+from __future__ import annotations
+
+import csv
+
+import commands
+import numpy as np
+import pytest
+import tiny_job
+
+from fleetbert.labelling import select
+
+
+def test_unsure_texts_that_differ_are_chosen():
+    """Of eight bundles of like texts, of which a model is unsure of four, a text of each of these
+    is taken first."""
+    rng = np.random.default_rng(0)
+    kinds = np.arange(800) % 8
+    points = np.eye(8, dtype=np.float32)[kinds] + 0.05 * rng.normal(size=(800, 8))
+    points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+    doubt = np.where(kinds < 4, 0.9, 0.1)
+    assert sorted(kinds[select.choose(points, doubt, 4)].tolist()) == [0, 1, 2, 3]
+    chosen = select.choose(points, np.ones(800), 40)
+    assert len(set(chosen.tolist())) == 40
+    assert set(kinds[chosen].tolist()) == set(range(8))
+
+
+@pytest.mark.parametrize("has_labels", [False, True])
+def test_what_is_chosen_is_a_table_to_fill(has_labels, encoder, tiny_data, tmp_path):
+    labelled = (tiny_data / "dev.tsv").read_text().splitlines()[1:]
+    tiny_job.write_table(tmp_path / "pool.tsv", 90, 5)
+    pool = [row.split("\t")[1] for row in (tmp_path / "pool.tsv").read_text().splitlines()[1:]]
+    pool += [labelled[0].split("\t")[1], pool[0]]
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(pool) + "\n")
+    words = ["--labelled", tiny_data / "dev.tsv"] if has_labels else []
+    words += ["--bundle", encoder, f"output_dir={tmp_path}"]
+    assert commands.call("select", texts, "--n", 9, *words) == 0
+    with (tmp_path / "selected.tsv").open() as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    assert len({row["line"] for row in rows}) == 9
+    assert all(pool[int(row["line"]) - 1] == row["text_a"] for row in rows)
+    assert {row["label"] for row in rows} == {""}
+    assert {row["likely"] for row in rows} <= ({"bad", "good"} if has_labels else {""})
+    assert not {"92"} & {row["line"] for row in rows}  # a text that was there before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["{data}/train.tsv"], "train.tsv:2: has the label '"),
+        (["{data}/texts.txt", "--n", "5000"], "--n: 5000 texts of 24 that differ"),
+        (["{data}/texts.txt", "task.name=embedding"], "has no one label for a text"),
+    ],
+)
+def test_what_cannot_be_selected_is_refused(words, sentence, encoder, tiny_data, tmp_path, capfd):
+    given = [word.format(data=tiny_data) for word in words]
+    more = ["--bundle", encoder, f"output_dir={tmp_path}"]
+    assert commands.call("select", *given, *more) == 2
+    assert sentence in capfd.readouterr().err
