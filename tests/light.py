@@ -64,10 +64,14 @@ def make_texts(count: int, seed: int, longest: int = 100) -> list[str]:
     return [" ".join(random.choice(WORDS, random.integers(1, longest))) for _ in range(count)]
 
 
+def parameters(bundle: Path) -> array[float]:
+    return array("f", (bundle / "float32" / PARAMETERS).read_bytes())
+
+
 def logits(bundle: Path, texts: list[str]) -> np.ndarray:
     """float32 [texts, labels]: what its workers answer."""
     opened = bundles.read(bundle)
     encoded = tokenizers.open(opened).encode(texts, None, opened.max_length)
-    parameters = array("f", (bundle / "float32" / PARAMETERS).read_bytes())
+    known = parameters(bundle)
     both = zip(encoded.ids, encoded.first_lengths)
-    return np.array([logits_of(parameters, ids.tolist(), first) for ids, first in both], np.float32)
+    return np.array([logits_of(known, ids.tolist(), first) for ids, first in both], np.float32)

@@ -17,11 +17,12 @@ import heapq
 import itertools
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import List, Sequence
+from typing import List, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.data.batching import CALL_TOKENS
+from fleetbert.data.windows import Layout
 from fleetbert.deploy.inference.messages import Failure, Reason, Response, Values
 
 # Before the first batch was measured: BERT-base in float32 on one processor.
@@ -33,9 +34,19 @@ NEWEST_SHARE = 0.2  # of the newest batch in a running mean
 Row = List[Values]
 
 
+class Divided(NamedTuple):
+    """Texts some of which have several windows, and of spans their words. outputs: of the windows
+    that were computed, and the layers that they left after, by their numbers."""
+
+    layout: Layout
+    texts: Sequence[str]
+    words: Sequence[np.ndarray]
+    outputs: dict[int, tuple[np.ndarray, int]]
+
+
 @dataclass(eq=False)
 class PendingRequest:
-    """A request in the queue, from `put` until `finish`."""
+    """A request in the queue, from `put` until `finish`. Windows of long texts are texts here."""
 
     missing: int  # texts without an answer
     deadline: float  # when it has to be answered at the latest
@@ -48,6 +59,7 @@ class PendingRequest:
     future: asyncio.Future[Response] | None = None  # who waits for the answer
     last_begin: float = 0.0  # of the batches with its texts
     compute_seconds: float = 0.0
+    divided: Divided | None = None  # where texts have windows
 
 
 @dataclass(eq=False)

@@ -9,14 +9,15 @@ import logging
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Iterator, Sequence
+from typing import Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
 from fleetbert.core.errors import UserError
-from fleetbert.data.tokenizers import WHOLE, Encodings, Tokenizer
+from fleetbert.data import windows
+from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.deploy.inference.messages import (
     Failure,
     Reason,
@@ -27,7 +28,13 @@ from fleetbert.deploy.inference.messages import (
     too_long,
 )
 from fleetbert.deploy.inference.ops.counts import Counts
-from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Queue, Text
+from fleetbert.deploy.inference.scheduler.queue import Divided, PendingRequest, Queue, Text
+from fleetbert.deploy.inference.scheduler.tokens import (
+    golden_texts,
+    parts_of,
+    together,
+    tokens_of,
+)
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker
 from fleetbert.engines import golden as goldens
@@ -43,8 +50,6 @@ USUAL_BATCHES = 100  # that the next version runs before it takes over
 # thread and back costs a tenth of that, and more where the processors are busy.
 INLINE_CHARACTERS = 4096
 FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
-# Characters that a thread tokenizes before it looks whether somebody still waits.
-MOST_AT_ONCE = 1 << 16
 # More threads than these take the processors, and Python's lock, from who listens.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
 LATE = "the request's timeout has passed"
@@ -84,7 +89,7 @@ class Scheduler:
         )
         self.counts.queued(lambda: self.queue.tokens)
         self._under_way: dict[Worker, list[Text]] = {}  # what workers compute
-        self._labels = bundle.task.answered_labels
+        self._labels, self._row_labels = bundle.task.answered_labels, bundle.labels
         self._tokenizer, self._reading = tokenizer, bundle.reading
         self._early = bundle.variant(plan.variant).kind in (EARLY_EXIT, LITE_EARLY_EXIT)
         self._unanswered = 0
@@ -139,17 +144,21 @@ class Scheduler:
         else:
             encoded = self._encode(request)
         truncated, tokens = encoded.truncated, sum(map(len, encoded.ids))
+        divided = windows.divide(encoded)
+        rows = encoded if divided is None else divided[0]
         if truncated and not request.truncate:
             raise too_long(truncated, self._reading.max_length)
         self.counts.truncated(truncated)
-        pending = PendingRequest(request.size, arrival + timeout, arrival, truncated, tokens)
+        pending = PendingRequest(len(rows.ids), arrival + timeout, arrival, truncated, tokens)
         speed = request.speed if self._early else None
         texts = [
             Text(pending, place, ids, first, speed)
-            for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths.tolist()))
+            for place, (ids, first) in enumerate(zip(rows.ids, rows.first_lengths.tolist()))
         ]
-        if encoded.words is not None:
-            spanned = request.texts_b or request.texts or ()
+        spanned = request.texts_b or request.texts or ()
+        if divided is not None:
+            pending.divided = Divided(divided[1], spanned, encoded.words or (), {})
+        elif encoded.words is not None:
             for text, characters, words in zip(texts, spanned, encoded.words):
                 text.text, text.words = characters, words
         self.queue.put(pending, texts, self._loop.time())
@@ -167,7 +176,7 @@ class Scheduler:
         over = False
 
         def encode() -> None:
-            for part in _parts(request):
+            for part in parts_of(request):
                 if over:
                     return
                 parts.append(self._encode(part))
@@ -178,13 +187,7 @@ class Scheduler:
             raise Failure(Reason.DEADLINE, LATE) from None
         finally:
             over = True
-        words = [text for part in parts for text in part.words or ()]
-        return Encodings(
-            [ids for part in parts for ids in part.ids],
-            np.concatenate([part.first_lengths for part in parts]),
-            sum(part.truncated for part in parts),
-            words=words if self._task.shape.per_token else None,
-        )
+        return together(parts)
 
     def _encode(self, request: Request) -> Encodings:
         """Failure BAD_REQUEST if a text cannot be tokenized. Safe to call in several threads."""
@@ -201,29 +204,7 @@ class Scheduler:
 
     async def tokenize(self, texts: list[str]) -> list[list[Token]]:
         """The tokens of whole texts. Failure BAD_REQUEST if a text cannot be tokenized."""
-        return await self._loop.run_in_executor(TOKENIZING, self._tokens, texts)
-
-    def _tokens(self, texts: list[str]) -> list[list[Token]]:
-        tokenizer, special = self._tokenizer, set(self._tokenizer.special_ids)
-        try:
-            encoded, places = tokenizer.encode_with_offsets(texts, WHOLE)
-        except UserError as error:
-            raise Failure(Reason.BAD_REQUEST, str(error)) from None
-        rows: list[list[Token]] = []
-        for text, ids, offsets in zip(texts, encoded.ids, places):
-            rows.append([])
-            for number, (start, stop) in zip(ids.tolist(), offsets.tolist()):
-                inside = stop > start
-                rows[-1].append(
-                    {
-                        "id": number,
-                        "text": text[start:stop] if inside else tokenizer.token(number),
-                        "special": number in special and not inside,
-                        "start": start if inside else None,
-                        "stop": stop if inside else None,
-                    }
-                )
-        return rows
+        return await self._loop.run_in_executor(TOKENIZING, tokens_of, self._tokenizer, texts)
 
     async def drain(self, seconds: float) -> None:
         """Wait until every request is answered, at most so long."""
@@ -307,9 +288,13 @@ class Scheduler:
             lengths = np.array([len(text.ids) for text in texts])
             outputs, answerable = (by_text(rows, lengths) for rows in (outputs, answerable))
         finite = are_finite(outputs).tolist()
-        words = [text.words for text in texts if text.words is not None]
-        answerable = self._task.answer.of_texts(answerable, words, [text.text for text in texts])
-        tensors = [*self._task.answer.tell(self._labels, answerable), answers.layers]
+        whole = [n for n, text in enumerate(texts) if text.request.divided is None]
+        tensors: list[Values] = []
+        if whole:
+            words = [texts[n].words for n in whole]
+            names = [texts[n].text for n in whole]
+            tensors = self._tell(answerable[whole], answers.layers[whole], words, names)
+        places = dict(zip(whole, itertools.count()))
         for pending in {text.request for text in texts}:
             pending.last_begin = max(pending.last_begin, begin)
             pending.compute_seconds += answers.seconds
@@ -317,11 +302,39 @@ class Scheduler:
             pending = text.request
             if not finite[number]:
                 _fail(pending, Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
-            row = slice(number, number + 1)
-            pending.rows[text.place] = [values[row] for values in tensors]
             pending.missing -= 1
+            if (divided := pending.divided) is None:
+                row = slice(places[number], places[number] + 1)
+                pending.rows[text.place] = [values[row] for values in tensors]
+            else:
+                divided.outputs[text.place] = answerable[number], int(answers.layers[number])
+                if not pending.missing:
+                    pending.rows[0] = self._pool(divided)
             if not pending.missing and pending.future is not None and not pending.future.done():
                 pending.future.set_result(self._response(pending))
+
+    def _tell(
+        self,
+        outputs: np.ndarray,
+        layers: np.ndarray,
+        words: Sequence[np.ndarray | None],
+        texts: Sequence[str],
+    ) -> list[Values]:
+        """The values of all output tensors, of finite outputs [texts, ...] in a task's `room`."""
+        known = [places for places in words if places is not None]
+        outputs = self._task.answer.of_texts(outputs, known, texts)
+        return [*self._task.answer.tell(self._labels, outputs), layers]
+
+    def _pool(self, divided: Divided) -> list[Values]:
+        """The same of the texts whose windows were computed."""
+        rows = [divided.outputs[place] for place in range(len(divided.outputs))]
+        outputs = self._task.room(len(rows), self._row_labels)
+        layers = np.array([layer for _, layer in rows], np.int32)
+        for place, (output, _) in enumerate(rows):
+            outputs[place] = output
+        outputs = self._task.answer.pool(outputs, divided.layout)
+        layers = np.maximum.reduceat(layers, divided.layout.starts)
+        return self._tell(outputs, layers, divided.words, divided.texts)
 
     def _response(self, pending: PendingRequest) -> Response:
         rows = [pending.rows[place] for place in sorted(pending.rows)]
@@ -341,32 +354,16 @@ class Scheduler:
         log.warning("a batch of %d texts of model %s is lost: %s", len(texts), self.model, lost)
         for text in texts:
             if text.losses + 1 >= MOST_LOSSES:
+                divided = text.request.divided
+                number = text.place if divided is None else divided.layout.text[text.place]
                 words = (
-                    f"text {text.place} was with {MOST_LOSSES} workers that were lost "
+                    f"text {number} was with {MOST_LOSSES} workers that were lost "
                     f"({lost.cause}); it is not tried again"
                 )
                 self.queue.finish(text.request)
                 _fail(text.request, Failure(Reason.UNAVAILABLE, words))
         self.queue.put_back(texts)
         self._pump()
-
-
-def _parts(request: Request) -> Iterator[Request]:
-    """Requests with its texts, each of MOST_AT_ONCE characters or a text that has more."""
-    texts, others = request.texts or [], request.texts_b
-    begin, characters = 0, 0
-    for end, text in enumerate(texts):
-        size = len(text) + (len(others[end]) if others else 0)
-        if characters and characters + size > MOST_AT_ONCE:
-            yield _part(request, begin, end)
-            begin, characters = end, 0
-        characters += size
-    yield _part(request, begin, len(texts))
-
-
-def _part(request: Request, begin: int, end: int) -> Request:
-    texts, others = request.texts or [], request.texts_b
-    return request._replace(texts=texts[begin:end], texts_b=others and others[begin:end])
 
 
 def _fail(pending: PendingRequest, failure: Failure) -> None:
@@ -380,20 +377,3 @@ def _together(values: Sequence[Values]) -> Values:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values)
     return list(itertools.chain.from_iterable(values))
-
-
-def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:
-    """Token ids of a few texts of different lengths, the same for the same vocabulary."""
-    random = np.random.default_rng(0)
-    longest = min(max_length, 32)
-    return [
-        np.array(
-            [
-                tokenizer.cls_id,
-                *random.choice(tokenizer.ordinary_ids, length - 2),
-                tokenizer.sep_id,
-            ],
-            np.int32,
-        )
-        for length in sorted({3, longest // 2 + 1, longest})
-    ]

@@ -19,7 +19,8 @@ from running_core import gather, gone, light_workers, running, sample, wait_for
 from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
-from fleetbert.data import tokenizers
+from fleetbert.core.reading import Reading
+from fleetbert.data import tokenizers, windows
 from fleetbert.deploy.inference.messages import Failure, Reason, Request
 from fleetbert.deploy.inference.settings import Batching, Engine
 from fleetbert.deploy.inference.workers.frames import INT, take
@@ -94,6 +95,36 @@ def test_a_text_that_waits_for_others_goes_though_its_alarm_comes_early(both):
             scheduler._loop = loop
 
     both.call(ask())
+
+
+def test_windows_of_a_long_text_are_one_text(tmp_path):
+    """Their mean is told, in one row; a text that the queue cannot hold is refused."""
+    reading = Reading(light.MAX_LENGTH, "windows", 16)
+    path = light.make_bundle(tmp_path / MODEL / "1", reading=reading)
+    opened = bundles.read(path)
+    texts = [*make_texts(3, seed=3), " ".join(make_texts(6, seed=4, longest=100))]
+    whole = tokenizers.open(opened).encode(texts, None, 10_000)
+    parameters = light.parameters(path)
+    plan = windows.windows(len(whole.ids[3]) - 2, light.MAX_LENGTH - 2, 16)
+    assert len(plan) > 2
+    first, *inside, last = whole.ids[3].tolist()
+    rows = [[first, *inside[begin:end], last] for begin, end in plan]
+    logits = [light.logits_of(parameters, row, len(row)) for row in rows]
+    policy = {"variant": "float32"}
+    batching = {"batch_tokens": 64, "queue_tokens": 2000}
+    engine = {"workers": 2, "hang_seconds": 120}
+    with light_workers(), running(
+        tmp_path, engine=engine, batching=batching, default=policy
+    ) as core:
+        reply = core.ask(model=MODEL, texts=texts)
+        assert (reply.size, reply.truncated, reply.tokens) == (4, 0, int(whole.lengths.sum()))
+        np.testing.assert_allclose(
+            reply.outputs["logits"][:3], light.logits(path, texts[:3]), atol=1e-5
+        )
+        np.testing.assert_allclose(reply.outputs["logits"][3], np.mean(logits, axis=0), atol=1e-5)
+        with pytest.raises(Failure, match="the server's queue holds 2000") as failure:
+            core.ask(model=MODEL, texts=["word1 " * 100_000])
+        assert failure.value.reason == Reason.TOO_LARGE
 
 
 def test_token_ids_are_answered_like_their_texts(both, encode):
