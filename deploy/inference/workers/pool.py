@@ -445,7 +445,7 @@ def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
             "do": "open",
             "bundle": str(plan.bundle),
             "variant": variant,
-            "device": plan.device,
+            "device": list(plan.device),
             "threads": plan.threads,
             "pad_id": plan.pad_id,
             "batch_tokens": plan.batch_tokens,
