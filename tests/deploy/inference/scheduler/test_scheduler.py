@@ -102,7 +102,7 @@ def test_windows_of_a_long_text_are_one_text(tmp_path):
     reading = Reading(light.MAX_LENGTH, "windows", 16)
     path = light.make_bundle(tmp_path / MODEL / "1", reading=reading)
     opened = bundles.read(path)
-    texts = [*make_texts(3, seed=3), " ".join(make_texts(6, seed=4, longest=100))]
+    texts = [*make_texts(3, seed=3, longest=25), " ".join(make_texts(6, seed=4, longest=100))]
     whole = tokenizers.open(opened).encode(texts, None, 10_000)
     parameters = light.parameters(path)
     plan = windows.windows(len(whole.ids[3]) - 2, light.MAX_LENGTH - 2, 16)
