@@ -91,6 +91,8 @@ TRACKING = [
     "visualdl==2.5.3",
     'crc32c<2.9; python_version < "3.9"',  # of visualdl's; later ones have no wheel for 3.8
 ]
+# `fleetbert tune`. JournalFileBackend came with 4; what comes after 5 was not tried.
+TUNE = ["optuna>=4,<6", *TRAIN]
 # Tests import models that it quantized and compare its calls with the Paddle classes that
 # compress/ takes. Nothing in fleetbert/ imports it.
 COMPRESS = ["paddleslim==2.6.0", *TRAIN]
@@ -153,10 +155,11 @@ setup(
         "onnx": ONNX,
         "lite": LITE,
         "tracking": TRACKING,
+        "tune": TUNE,
         "compress": COMPRESS,
         "paddlenlp": PADDLENLP,
         # What `make venv` has, but for `dev`.
-        "all": [*SERVE, *TRACING, *ONNX, *LITE, *TRACKING, *COMPRESS, *PADDLENLP],
+        "all": [*SERVE, *TRACING, *ONNX, *LITE, *TRACKING, *TUNE, *COMPRESS, *PADDLENLP],
         # Both Paddle packages fill the folder `paddle`, and pip always installs paddlepaddle too,
         # and last: a marker `extra != "gpu"` on it changes nothing (pip 23.0, 24.3 and 26.3). So
         # the GPU build must be put on top once more; it takes both commands:

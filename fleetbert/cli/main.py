@@ -27,6 +27,7 @@ from fleetbert.cli import (
     recipes,
     select,
     train,
+    tune,
 )
 from fleetbert.config.command_line import Parser
 from fleetbert.core import errors
@@ -76,6 +77,7 @@ def _dispatch(argv: list[str]) -> int | None:
 # The line of `fleetbert --help`, and the module: its DESCRIPTION, add_arguments and run.
 COMMANDS: dict[str, tuple[str, Any]] = {
     "train": ("train BERT", train),
+    "tune": ("search for the settings that train best", tune),
     "launch": ("start and watch the processes of a job on this machine", launch),
     "ask": ("answer a few texts for reading", ask),
     "evaluate": ("measure a bundle on a labelled table", evaluate),

@@ -7,7 +7,6 @@ The gate sees the chosen candidate alone, once.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -27,7 +26,7 @@ from fleetbert.compress.distill import exits
 from fleetbert.compress.distill.job import distill
 from fleetbert.compress.gate import Gate, Sample, in_turns
 from fleetbert.compress.texts import draw
-from fleetbert.core import files, locks
+from fleetbert.core import files, locks, resumable
 from fleetbert.core.errors import GateFailed, Stopped, UserError
 from fleetbert.core.progress import bar
 from fleetbert.data.ragged import Texts
@@ -279,21 +278,15 @@ def _candidates(search: Search) -> list[Candidate]:
 def _resume(search: Search) -> Tried:
     """What a former run of the same job has done; UserError where it was another job."""
     job, path = search.job, search.folder / STATE
-    free = {"budget", "candidates", "output_dir"}
-    whole = hashlib.sha256(job.model_dump_json(exclude=free).encode())
-    for table in (job.data.train, job.selection.data, search.bundle.root / bundles.MANIFEST):
-        whole.update(files.sha256(str(table)).encode())
+    inputs = [str(job.data.train), str(job.selection.data), search.bundle.root / bundles.MANIFEST]
+    now = resumable.digest(job, {"budget", "candidates", "output_dir"}, inputs)
     if not path.exists():
-        return Tried(of=whole.hexdigest())
+        return Tried(of=now)
     try:
         state = Tried.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise UserError(f"{path}: is not what a search writes; remove it") from error
-    if state.of != whole.hexdigest():
-        raise UserError(
-            f"output_dir: {search.folder} holds the search of another job, bundle or table; name "
-            "another folder, or remove it"
-        )
+    resumable.check_same(search.folder, state.of, now)
     return state
 
 

@@ -28,6 +28,7 @@ MODULES = {
     "onnx": ("onnx", "onnxruntime"),
     "lite": ("paddlelite",),
     "tracking": ("visualdl",),
+    "tune": ("optuna",),
     "compress": ("paddleslim",),
     "paddlenlp": ("paddlenlp",),
 }

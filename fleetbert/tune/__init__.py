@@ -1,0 +1,1 @@
+"""A search for the settings that train best, on Optuna."""
