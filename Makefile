@@ -119,9 +119,10 @@ venv-clients:
 venv-publish:
 	@.ci/setup .venv-publish .ci/publish.lock 3.10 3.11 3.12
 
-# Other engines need a NumPy that Paddle 2.6.2 cannot use.
+# Other engines need a NumPy that Paddle 2.6.2 cannot use, and other servers older packages than these.
 venv-bench:
 	@.ci/setup .venv-bench requirements-bench.lock 3.11 3.12 3.10
+	@.ci/setup .venv-servers requirements-servers.lock 3.11 3.12 3.10
 
 # Compilers, libraries and a browser for tests: as root with apt-get, tried once for a list of them.
 packages:

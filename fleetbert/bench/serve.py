@@ -40,7 +40,8 @@ their processor time, so that you can subtract it.
 OFFLINE = "offline, sorted"
 OURS = "fleetbert"
 START_SECONDS = 300.0
-PROTOCOLS = {"http": "HTTP", "grpc": "gRPC", "json": "HTTP, JSON", "embeddings": "JSON"}
+# The rest is JSON over HTTP.
+PROTOCOLS = {"http": "HTTP", "grpc": "gRPC"}
 
 
 class Way(NamedTuple):
@@ -51,9 +52,12 @@ class Way(NamedTuple):
     size: int
 
     @property
+    def server_and_protocol(self) -> str:
+        return f"{self.server}, {PROTOCOLS.get(self.protocol, 'JSON')}"
+
+    @property
     def name(self) -> str:
-        texts = f"{self.size} text{'s' * (self.size > 1)} a request"
-        return f"{self.server}, {PROTOCOLS[self.protocol]}, {texts}"
+        return f"{self.server_and_protocol}, {self.size} text{'s' * (self.size > 1)} a request"
 
 
 class Server(NamedTuple):
@@ -161,7 +165,7 @@ class Bench(NamedTuple):
         for way in self.ways():
             if way.size == self.sizes[-1]:
                 self.ask(way, 1, save=path)
-                answers[f"{way.server}, {PROTOCOLS[way.protocol]}"] = np.load(path)
+                answers[way.server_and_protocol] = np.load(path)
         return answers
 
 

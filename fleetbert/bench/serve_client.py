@@ -166,6 +166,27 @@ def _json_scores(body: bytes) -> np.ndarray:
     return np.array(reply["scores"] if isinstance(reply, dict) else reply, np.float32)
 
 
+def _tensors_request(texts: Sequence[str], address: str) -> bytes:
+    """The Open Inference Protocol without binary tensors."""
+    tensor = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+    return post(f"/v2/models/{MODEL}/infer", address, orjson.dumps({"inputs": [tensor]}))
+
+
+def _tensors(body: bytes) -> np.ndarray:
+    output = orjson.loads(body)["outputs"][-1]
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def _classify_request(texts: Sequence[str], address: str) -> bytes:
+    return post("/classify", address, orjson.dumps({"model": MODEL, "input": texts}))
+
+
+def _classify(body: bytes) -> np.ndarray:
+    """Of each text the scores in the order of the labels."""
+    rows = [sorted(row, key=lambda one: one["label"]) for row in orjson.loads(body)["data"]]
+    return np.array([[one["score"] for one in row] for row in rows], np.float32)
+
+
 def _embeddings_request(texts: Sequence[str], address: str) -> bytes:
     """As the `openai` client sends it."""
     asked = {"model": MODEL, "input": texts, "encoding_format": "base64"}
@@ -186,6 +207,8 @@ SPEECHES = {
     "http": Speech(_http_request, _connect_http, _http_scores),
     "grpc": Speech(_grpc_request, _connect_grpc, _grpc_scores),
     "json": Speech(_json_request, _connect_http, _json_scores),  # what other servers take
+    "tensors": Speech(_tensors_request, _connect_http, _tensors),
+    "classify": Speech(_classify_request, _connect_http, _classify),
     "embeddings": Speech(_embeddings_request, _connect_http, _embeddings),
 }
 

@@ -30,7 +30,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from benchmarks import harness, infer, models
+from benchmarks import harness, infer
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer as answering
@@ -99,7 +99,7 @@ RECIPES = {
     "onnx": Recipe("onnx-int8", "quantize", "configs/quantize/onnx.yaml", "calibration.data"),
     "qat": Recipe("int8-qat", "quantize", "configs/quantize/qat.yaml", "data.train"),
 }
-PEERS = {"ort-int8": "ONNX Runtime dynamic int8", "openvino-int8": "OpenVINO int8"}
+PEERS = {"ort-int8": infer.ORT8, "openvino-int8": "OpenVINO int8"}
 STEPS = ("train", *RECIPES, *PEERS)
 NAMES = {**{step: recipe.variant for step, recipe in RECIPES.items()}, **PEERS}
 # Points that may be lost: mean, worst; gates that have to be passed of six.
@@ -148,7 +148,7 @@ def _step(arguments: argparse.Namespace, folder: Path, step: str) -> Json:
     elif step in RECIPES:
         found = _compress(arguments, folder, RECIPES[step], tables)
     else:
-        harness.check_peer(arguments.peer_python, infer.PEERS[step].needs)
+        harness.check_peer(arguments.peer_python, infer.PEERS[PEERS[step]].needs)
         found = _answers(arguments, folder, step, tables)
     return {**found, "seconds": round(time.perf_counter() - began), **harness.machine()}
 
@@ -263,19 +263,12 @@ def _answers(
 ) -> Json:
     """Keep the logits of all unseen texts as ENGINE.npy, and tell what is lost against float32."""
     bundle = bundles.read(folder / "run" / "bundle")
-    if engine in PEERS:
-        bundle = models.with_onnx(bundle, bundle.root)
-        place = folder / f"{engine}.model"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        calibration = answering.tokenize(
-            bundle, str(tables["train"]), CALIBRATION_TEXTS, [ORDER], place
-        )
-        model = infer.peer_model(engine, bundle, calibration, place)
     (folder / "texts").mkdir(exist_ok=True)
     texts = answering.tokenize(bundle, str(tables["unseen"]), 10**6, [ORDER], folder / "texts")
     if engine in PEERS:
-        opened = infer.open_peer(engine, model, texts, arguments)
+        first = next(iter(infer.PEERS[PEERS[engine]].settings.values()))
+        job = {**infer.peer_job(bundle, str(tables["train"])), **first}
+        opened = infer.open_peer(engine, job, texts, arguments.peer_python, arguments.threads)
     else:
         opened = answering.open_engine(bundle, engine, texts, arguments.threads)
     with opened as worker:

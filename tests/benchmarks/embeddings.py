@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import fleetbert
-from benchmarks import harness, infer, models
+from benchmarks import harness, infer, models, servers
 from benchmarks import serve as served
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
@@ -42,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    harness.check_peer(arguments.peer_python, served.NEEDS)
-    harness.check_peer(arguments.peer_python, infer.PEERS["ort-int8"].needs)
+    harness.check_peer(arguments.peer_python, servers.FRONTS["FastAPI"].needs)
     threads, rows = arguments.threads, harness.read_pairs(arguments.data)
     texts = list(dict.fromkeys(row[0] for row in rows))[: arguments.texts]
     with measure.workplace() as (folder, stack):
@@ -57,22 +56,23 @@ def run(arguments: argparse.Namespace) -> Result:
         opened = models.with_onnx(bundles.read(bundle), folder / "bundle")
         measure.say(f"starting {PEER}")
         job = {
-            **infer.PEERS["ort-int8"].settings,
+            "peer": "onnxruntime",
             "model": str(
                 models.quantize_onnx(opened.folder("onnx") / "model.onnx", folder / "int8.onnx")
             ),
             "pad_id": 0,
             **served.front_job(opened, threads),
         }
-        peer = stack.enter_context(served.open_fastapi(arguments.peer_python, folder, job, threads))
+        place = servers.Place(arguments.peer_python, folder, job, threads)
+        peer = stack.enter_context(servers.open_fastapi(place, {}))
         own = stack.enter_context(serve.serve(folder, opened, int8.name, threads))
         addresses = {OURS: own.addresses["http"], PEER: peer.addresses["json"]}
-        servers = {
+        both = {
             name: one._replace(addresses={"embeddings": addresses[name]})
             for name, one in ((OURS, own), (PEER, peer))
         }
         clients = stack.enter_context(serve.start_clients(texts, folder))
-        bench = serve.Bench(servers, clients, arguments.sizes)
+        bench = serve.Bench(both, clients, arguments.sizes)
         ours, theirs = bench.first_answers(folder).values()
         bench.warm_up(arguments.connections, arguments.warm)
         segments, details = bench.take_turns(

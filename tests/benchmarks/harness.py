@@ -32,6 +32,7 @@ from fleetbert.core.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(__file__).with_name("peers")
 PEER_PYTHON = ".venv-bench/bin/python"
+SERVERS_PYTHON = ".venv-servers/bin/python"
 BENCHMARKS = {
     "infer": "a bundle's variants beside PyTorch, ONNX Runtime and OpenVINO",
     "serve": "the server beside FastAPI over the same model",
@@ -195,6 +196,12 @@ def add_peer(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"the interpreter that has the other engines ({PEER_PYTHON})",
     )
+    parser.add_argument(
+        "--servers-python",
+        default=SERVERS_PYTHON,
+        metavar="FILE",
+        help=f"the one that has other servers and sentence-transformers ({SERVERS_PYTHON})",
+    )
 
 
 def start_peer(python: str, script: str, job: Path, values: Json, threads: int) -> Worker:
@@ -210,8 +217,9 @@ def check_peer(python: str, modules: Sequence[str]) -> None:
     if missing:
         raise UserError(
             f"this needs a Python with {', '.join(modules)}, but {python} {missing}; "
-            f"`make venv-bench` makes one in {Path(PEER_PYTHON).parts[0]}, or name another with "
-            "--peer-python"
+            f"`make venv-bench` makes {Path(PEER_PYTHON).parts[0]} and "
+            f"{Path(SERVERS_PYTHON).parts[0]}, or name another with --peer-python or "
+            "--servers-python"
         )
 
 

@@ -1,200 +1,247 @@
-"""A bundle's variants and the same model in PyTorch, ONNX Runtime and OpenVINO, by turns.
+"""A bundle's variants and the same model in other engines, each at its best, by turns.
 
-  python tests/benchmarks infer --bundle output/sst2/bundle --data dev.tsv
-  python tests/benchmarks infer --bundle output/sst2/bundle --data dev.tsv --add dynamic,static \\
-      --calibration train.tsv --orders sorted
+  python tests/benchmarks infer --bundle output/sst2/bundle --data dev.tsv --orders sorted
+  python tests/benchmarks infer --bundle output/sst2/bundle --data dev.tsv --orders single \\
+      --texts 400 --publish single
 
-As `fleetbert bench infer`, on a copy of the bundle: --add quantizes it. Peers that the other Python
-lacks are left out. Speed alone needs no trained model: a job with trainer.max_steps=1 makes any.
+As `fleetbert bench infer`. Peers take the model as training writes it beside the bundle, in
+`model`, and keep what they make of it in `peers`, with --calibration's first 300 texts. Each peer
+has three settings: all are tried on a part of the texts, and the fastest takes part in the turns.
+A peer that its Python lacks or that fails is named with its error.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-from pathlib import Path
+from contextlib import ExitStack
 from typing import NamedTuple, Sequence
 
-import numpy as np
-
-from benchmarks import harness, models
+from benchmarks import harness
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer, infer_table, measure
-from fleetbert.bench.infer import Texts
+from fleetbert.bench.infer import Row, Texts
 from fleetbert.bench.infer_table import Measured
-from fleetbert.bench.measure import Segment, Worker
+from fleetbert.bench.measure import Worker
 from fleetbert.bench.worker import Json
 from fleetbert.core.errors import UserError
+from fleetbert.data import tokenizers
 
-# Texts that int8 is calibrated with where nothing is known of accuracy.
-CALIBRATION = 64
+CALIBRATION = 300
+TRIED = 8  # batches that a setting is tried on
+TRY = "try "  # before the name of an order
 
 
 class Peer(NamedTuple):
-    """Another engine: how tables call it, what its Python needs, what its job says besides."""
+    """Another engine: what its Python needs, and what the job of each of its settings says."""
 
-    label: str
     needs: Sequence[str]
-    settings: Json
-    int8: str | None = None  # how ONNX Runtime quantizes the model for it
+    settings: dict[str, Json]
+    servers: bool = False  # whether it is in the environment of the servers
 
 
+TORCH = ("torch", "transformers")
+ORT8 = "ONNX Runtime int8"
 PEERS = {
-    "torch": Peer("PyTorch eager", ("torch", "transformers"), {"peer": "torch"}),
-    "ort": Peer("ONNX Runtime float32", ("onnxruntime",), {"peer": "onnxruntime"}),
-    "ort-int8": Peer(
-        "ONNX Runtime dynamic int8", ("onnxruntime",), {"peer": "onnxruntime"}, "dynamic"
+    "PyTorch": Peer(
+        TORCH,
+        {
+            "eager, bfloat16": {"peer": "torch", "dtype": "bfloat16"},
+            "torch.compile, float32": {"peer": "torch", "compiled": True},
+            "torch.compile, bfloat16": {"peer": "torch", "compiled": True, "dtype": "bfloat16"},
+        },
     ),
-    "openvino": Peer("OpenVINO float32", ("openvino",), {"peer": "openvino"}),
-    "openvino-int8": Peer("OpenVINO int8", ("openvino",), {"peer": "openvino"}, "static"),
+    "PyTorch int8": Peer(
+        (*TORCH, "torchao"),
+        {
+            "torchao": {"peer": "torch", "dtype": "torchao"},
+            "torchao, torch.compile": {"peer": "torch", "compiled": True, "dtype": "torchao"},
+            "quantize_dynamic": {"peer": "torch", "dtype": "quantize_dynamic"},
+        },
+    ),
+    ORT8: Peer(
+        ("onnxruntime", "onnx", *TORCH),
+        {
+            "fused, dynamic": {"peer": "onnxruntime", "form": "dynamic"},
+            "fused, dynamic, 2 callers": {"peer": "onnxruntime", "form": "dynamic", "callers": 2},
+            "fused, static": {"peer": "onnxruntime", "form": "static"},
+        },
+    ),
+    "OpenVINO int8": Peer(
+        ("openvino", "nncf", *TORCH),
+        {
+            "NNCF mixed": {"peer": "openvino", "preset": "mixed"},
+            "NNCF performance": {"peer": "openvino", "preset": "performance"},
+            "NNCF mixed, 2 streams": {"peer": "openvino", "preset": "mixed", "callers": 2},
+        },
+    ),
+    "sentence-transformers int8": Peer(
+        ("sentence_transformers", "optimum", "onnxruntime"),
+        {
+            f"ONNX {name}": {"peer": "sentence", "processor": name}
+            for name in ("avx2", "avx512", "avx512_vnni")
+        },
+        servers=True,
+    ),
 }
-EXACT = (*infer.EXACT, *(PEERS[name].label for name in ("torch", "ort", "openvino")))
-FLOAT32, ORT8 = "float32", PEERS["ort-int8"].label
-EARLY_EXIT = "early-exit-int8"
-# Times the texts/s of another row, at least; of single texts p50 counts. MiniLM on SST-2.
-SPEEDS = (
-    ("int8-static, sorted", f"{FLOAT32}, arrival", 4.9),
-    (f"{EARLY_EXIT}, sorted", f"{FLOAT32}, arrival", 6.5),
-    (f"{EARLY_EXIT}, sorted", f"{ORT8}, arrival", 3.5),
-    (f"{EARLY_EXIT}, sorted", f"{ORT8}, sorted", 1.9),
-    (f"{EARLY_EXIT} at -1.5 pt, sorted", f"{FLOAT32}, arrival", 8.0),
-    ("int8-dynamic, sorted", f"{FLOAT32}, sorted", 0.9),
-    ("int8-static, sorted", f"{FLOAT32}, sorted", 2.8),
-    ("int8-static, sorted", f"{ORT8}, sorted", 1.4),
-    ("int8-static, single", f"{ORT8}, single", 1.0),
-    (f"{EARLY_EXIT}, single", f"{ORT8}, single", 1.0),
-)
+# How many times the best peer's texts/s are wanted, of single texts its p50.
+WANTED = {("int8-static", "sorted"): 1.7, ("onnx-int8", "single"): 1.0}
+EQUAL = 0.003  # a peer that loses so much more accuracy is not compared with
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to measure")
     parser.add_argument("--engines", type=measure.words, metavar="A,B", help="(all that are there)")
     parser.add_argument(
-        "--add", type=measure.words, default=[], metavar="A,B", help="methods, jobs"
+        "--peers", type=measure.words, default=list(PEERS), metavar="A,B", help="(all of them)"
     )
-    parser.add_argument("--calibration", metavar="FILE", help="texts for --add (those of --data)")
-    parser.add_argument("--targets", choices=("sst2",), help="what has to be reached")
+    parser.add_argument("--calibration", metavar="FILE", help="texts for peers' int8 (--data)")
     infer.add_texts(parser)
     harness.add_peer(parser)
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    harness.check_peer(arguments.peer_python, ("numpy",))
+    for name in arguments.peers:
+        if name not in PEERS:
+            raise UserError(f"--peers: {name} is unknown; choose from {', '.join(PEERS)}")
     with measure.workplace() as (folder, stack):
-        bundle = bundles.read(shutil.copytree(arguments.bundle, folder / "bundle"))
-        if arguments.add and not arguments.data:
-            raise UserError("--add needs --data, with labels")
-        for method in arguments.add:
-            calibration = arguments.calibration or arguments.data
-            bundle = models.add_variant(bundle, method, calibration, arguments.data)
-        engines, missing = choose(bundle, arguments.engines, arguments.peer_python)
-        if any(engine in PEERS and "torch" not in engine for engine in engines):
-            bundle = models.with_onnx(bundle, folder / "bundle")
+        bundle = bundles.read(arguments.bundle)
+        engines = [name for name in infer.choose(bundle, arguments.engines) if name != "onnx"]
         texts = infer.tokenize(bundle, arguments.data, arguments.texts, arguments.orders, folder)
-        workers = {}
-        for engine in engines:
-            if engine in PEERS:
-                model = Path(arguments.bundle).with_name("model")
-                job = peer_model(engine, bundle, texts, folder, model)
-                worker = open_peer(engine, job, texts, arguments)
-            else:
-                worker = infer.open_engine(bundle, engine, texts, arguments.threads)
-            workers[PEERS[engine].label if engine in PEERS else engine] = worker
-            stack.enter_context(worker)
-        sizes = {variant.name: variant.bytes for variant in bundle.manifest.variants}
-        rows = infer.plan_rows(bundle, workers, arguments.orders, arguments.drops)
-        measured, segments = infer.answer(rows, texts, bundle.labels, arguments.rounds)
-        versions = {engine: worker.hello.get("engine") for engine, worker in workers.items()}
-    sized = [["", "MB", "of float32"]]
-    for engine, bytes_of in sizes.items():
-        sized.append([engine, f"{bytes_of / 1e6:.1f}", f"{bytes_of / sizes[FLOAT32]:.3f}"])
+        with_parts = with_trials(texts)
+        tried, rows, missing = [["", "tried, texts/s"]], {}, []
+        for name in arguments.peers:
+            try:
+                trials = try_settings(name, bundle, with_parts, arguments, stack)
+            except UserError as error:
+                missing.append(f"{name} ({error})")
+                continue
+            for order, (speeds, best, worker) in trials.items():
+                words = ", ".join(f"{setting} {speed}" for setting, speed in speeds.items())
+                tried.append([f"{name}, {order}", words])
+                if worker is not None:
+                    row = Row(f"{name} ({best})", order, worker)
+                    rows[row.label] = row
+        workers = {
+            engine: stack.enter_context(infer.open_engine(bundle, engine, texts, arguments.threads))
+            for engine in engines
+        }
+        ours = infer.plan_rows(bundle, workers, arguments.orders, arguments.drops)
+        measured, segments = infer.answer({**ours, **rows}, texts, bundle.labels, arguments.rounds)
+        versions = sorted({row.worker.hello["engine"] for row in rows.values()})
+    compared = [
+        line for label in ours for line in [beside_best(label, list(rows), measured)] if line
+    ]
     return Result(
         f"Answering {len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens",
-        [infer_table.table_rows(measured), sized],
+        [infer_table.table_rows(measured), *[[COMPARED, *compared]] * bool(compared), tried],
         [
             *(f"{order}: {infer.described(order)}." for order in arguments.orders),
-            f"{arguments.threads} threads. Tokenizing is not timed.",
-            *infer_table.difference_notes(measured, EXACT),
-            "Peers: " + (", ".join(sorted({v for v in versions.values() if v})) or "none") + ".",
+            f"{arguments.threads} threads. Tokenizing is not timed. A peer's settings were tried "
+            f"on {TRIED} batches (single: 100 texts); its peak MB holds what compiling took.",
+            "Peers: " + (", ".join(versions) or "none") + ".",
             *([f"Not measured: {'; '.join(missing)}."] if missing else []),
             *harness.busy(segments, arguments.threads),
         ],
-        {"engines": infer_table.report(measured), "versions": versions, "sizes": sizes},
-        targets(measured, segments) if arguments.targets else [],
+        {"engines": infer_table.report(measured), "versions": versions},
+        [
+            Target(f"{engine}, {order}: beside the best peer", float(line[2]), least)
+            for (engine, order), least in WANTED.items()
+            for line in compared
+            if line[0] == f"{engine}, {order}"
+        ],
     )
 
 
-def choose(
-    bundle: bundles.Bundle, wanted: Sequence[str] | None, python: str
-) -> tuple[list[str], list[str]]:
-    """Variants and peers that are measured, and what is not there, in words."""
-    asked = [name for name in wanted or PEERS if name in PEERS]
-    ours = None if wanted is None else [name for name in wanted if name not in PEERS]
-    engines, missing = infer.choose(bundle, ours), []
-    for name in asked:
-        lacking = harness.missing_modules(python, PEERS[name].needs)
-        if lacking:
-            missing.append(f"{PEERS[name].label} ({python} {lacking})")
-        else:
-            engines.append(name)
-    return [name for name in engines if name != "onnx" or wanted], missing
+def with_trials(texts: Texts) -> Texts:
+    """With a plan of a part of each order's batches, as TRY and its name."""
+    trials = {}
+    for order, batches in texts.plans.items():
+        every = max(1, len(batches) // TRIED)
+        trials[TRY + order] = batches[:100] if order == "single" else batches[::every]
+    return texts._replace(plans={**texts.plans, **trials})
 
 
-def open_peer(name: str, model: Json, texts: Texts, arguments: argparse.Namespace) -> Worker:
-    measure.say(f"starting {PEERS[name].label}")
-    job = {
-        **model,
-        "texts": str(texts.path),
-        "plans": texts.plans,
-        "threads": arguments.threads,
-    }
-    path = texts.path.with_name(f"{name}.json")
-    return harness.start_peer(arguments.peer_python, "infer.py", path, job, arguments.threads)
-
-
-def peer_model(
-    name: str, bundle: bundles.Bundle, texts: Texts, folder: Path, model: Path | None = None
-) -> Json:
-    """What a peer's job says of its model, which is made in `folder` of the bundle's ONNX; PyTorch
-    takes the folder `model`, as training writes it beside the bundle."""
+def try_settings(
+    name: str, bundle: bundles.Bundle, texts: Texts, arguments: argparse.Namespace, stack: ExitStack
+) -> dict[str, tuple[dict[str, str], str, Worker | None]]:
+    """Of each order: every setting's texts/s (or why there is none), the fastest, and its worker,
+    which stays open."""
     peer = PEERS[name]
-    with np.load(texts.path) as file:
-        job = {**peer.settings, "labels": len(bundle.labels), "pad_id": int(file["pad_id"])}
-    if name == "torch":
-        return {**job, "model": str(model)}
-    model = bundle.folder("onnx") / "model.onnx"
-    target = folder / name / "model.onnx"
-    target.parent.mkdir()
-    if peer.int8 == "dynamic":
-        model = models.quantize_onnx(model, target)
-    if peer.int8 == "static":
-        model = models.quantize_onnx_static(model, target, calibration(texts))
-    return {**job, "model": str(model)}
-
-
-def calibration(texts: Texts) -> list[dict[str, np.ndarray]]:
-    """A few of the texts, one a batch, as an ONNX model takes them."""
-    encodings = texts.encodings
-    batches = []
-    for number in range(0, len(encodings.ids), max(1, len(encodings.ids) // CALIBRATION)):
-        ids = np.asarray(encodings.ids[number], np.int64)[None]
-        types = np.zeros_like(ids)
-        types[0, encodings.first_lengths[number] :] = 1
-        mask = np.ones_like(ids)
-        batches.append({"input_ids": ids, "token_type_ids": types, "attention_mask": mask})
-    return batches
-
-
-def targets(measured: dict[str, Measured], segments: Sequence[Segment]) -> list[Target]:
-    wanted = []
-    for engine, reference, least in SPEEDS:
-        if engine not in measured or reference not in measured:
-            continue
-        ours, other = measured[engine].p50_ms, measured[reference].p50_ms
-        if ours is not None and other is not None:
-            wanted.append(Target(f"{engine}: p50, beside {reference}", other / ours, least))
+    python = arguments.servers_python if peer.servers else arguments.peer_python
+    harness.check_peer(python, peer.needs)
+    trials: dict[str, dict[str, float]] = {order: {} for order in arguments.orders}
+    workers, failed = {}, {}
+    for number, (setting, values) in enumerate(peer.settings.items()):
+        measure.say(f"trying {name}: {setting}")
+        job = {**peer_job(bundle, arguments.calibration or arguments.data), **values}
+        try:
+            worker = open_peer(f"{values['peer']}{number}", job, texts, python, arguments.threads)
+            stack.enter_context(worker)
+            for order, speeds in trials.items():
+                for _ in range(2):
+                    reply = infer.answer_all(worker, TRY + order, texts)
+                speeds[setting] = reply["texts"] / reply["seconds"]
+        except UserError as error:
+            failed[setting] = f"failed: {str(error).splitlines()[-1][:200]}"
         else:
-            times = measure.ratio(segments, engine, reference).median
-            wanted.append(Target(f"{engine}: texts/s, beside {reference}", times, least))
-    return wanted
+            workers[setting] = worker
+            kept = {max(speeds, key=speeds.__getitem__) for speeds in trials.values() if speeds}
+            for loser in set(workers) - kept:
+                workers.pop(loser).close()
+    chosen = {}
+    for order, speeds in trials.items():
+        best = max(workers, key=lambda setting: speeds[setting], default="")
+        told = {setting: f"{speed:.0f}" for setting, speed in speeds.items()}
+        chosen[order] = ({**told, **failed}, best, workers.get(best))
+    return chosen
+
+
+def peer_job(bundle: bundles.Bundle, calibration: str | None) -> Json:
+    """Where a peer's engine has its model from, and where it keeps what it makes of it with the
+    texts of the table `calibration`."""
+    files = bundle.root.resolve().with_name("peers")
+    files.mkdir(exist_ok=True)
+    folder = files / "calibration"
+    if not folder.is_dir():
+        folder.mkdir()
+        infer.tokenize(bundle, calibration, CALIBRATION, ["single"], folder)
+    return {
+        "folder": str(bundle.root.resolve().with_name("model")),
+        "files": str(files),
+        "calibration": str(folder / "texts.npz"),
+        "pad_id": tokenizers.open(bundle).pad_id,
+        "labels": len(bundle.labels),
+    }
+
+
+def open_peer(name: str, job: Json, texts: Texts, python: str, threads: int) -> Worker:
+    job = {**job, "texts": str(texts.path), "plans": texts.plans, "threads": threads}
+    path = texts.path.with_name(f"{name}.json")
+    return harness.start_peer(python, "infer.py", path, job, threads)
+
+
+COMPARED = ["", "best peer", "times its speed", "accuracy", "its accuracy", "CPU ms/text", "its"]
+
+
+def beside_best(
+    label: str, peers: Sequence[str], measured: dict[str, Measured]
+) -> list[str] | None:
+    """A row of COMPARED: a variant beside the fastest peer in the same order that loses no more
+    than EQUAL of accuracy; single texts by p50."""
+    ours = measured[label]
+    rivals = [
+        row
+        for row in (measured[name] for name in peers)
+        if row.order == ours.order and (row.accuracy or 0) >= (ours.accuracy or 0) - EQUAL
+    ]
+    if not rivals:
+        return None
+
+    def speed(row: Measured) -> float:
+        return 1 / row.p50_ms if row.p50_ms else row.figures.texts_per_s
+
+    best = max(rivals, key=speed)
+    accuracies = ["-" if row.accuracy is None else f"{row.accuracy:.4f}" for row in (ours, best)]
+    used = [f"{row.figures.cpu_ms_per_text:.2f}" for row in (ours, best)]
+    return [label, best.engine, f"{speed(ours) / speed(best):.2f}", *accuracies, *used]

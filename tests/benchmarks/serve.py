@@ -1,37 +1,34 @@
-"""The server beside plain FastAPI servers over the same model, by turns.
+"""The server beside other servers over the same model, each at its best, by turns.
 
   python tests/benchmarks serve --bundle output/sst2/bundle --data dev.tsv --variant int8-static
 
-As `fleetbert bench serve`. The peers get JSON, and run each request by itself, as a server that is
-written soon does. Compared through the same number of connections, and at the peer's p99: this
-server is then asked through as many connections as bring its p99 there, because in a closed loop
-latency grows with them.
+As `fleetbert bench serve`. The peers answer in int8 over JSON; each is tried with three settings
+(`servers.py`), and the fastest takes part in the turns. A peer that fails is named with its error.
+Compared through the same number of connections, and at the peer's p99: this server is then asked
+through as many connections as bring its p99 there, because in a closed loop latency grows with
+them.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-from pathlib import Path
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
-from benchmarks import harness, infer, models
+from benchmarks import harness, infer, servers
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer as own_infer
 from fleetbert.bench import measure, serve
-from fleetbert.bench.infer import Texts
-from fleetbert.bench.serve import OURS, Server, Way
+from fleetbert.bench.serve import OURS, Way
 from fleetbert.bench.worker import Json
 from fleetbert.core.errors import UserError
 
-NEEDS = ("fastapi", "uvicorn", "tokenizers")
 # How many times as many connections may be opened to bring p99 to a peer's, and how often to try.
 MOST_CONNECTIONS = 4
 TRIES = 2
-# Throughput at equal p99 beside FastAPI + ONNX Runtime's dynamic int8.
-TARGET = 2.3
+# Texts/s beside each peer, with as many connections.
+TARGET = 1.5
 
 
 class Equal(NamedTuple):
@@ -48,31 +45,44 @@ class Equal(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_arguments(parser)
     parser.add_argument(
-        "--peers",
-        type=measure.words,
-        default=["ort-int8"],
-        metavar="A,B",
-        help="engines behind FastAPI (ort-int8)",
+        "--peers", type=measure.words, default=list(servers.FRONTS), metavar="A,B", help="(all)"
     )
+    parser.add_argument("--calibration", metavar="FILE", help="texts for peers' int8 (--data)")
     harness.add_peer(parser)
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    check_peers(arguments.peers, arguments.peer_python)
+    for name in arguments.peers:
+        if name not in servers.FRONTS:
+            known = ", ".join(servers.FRONTS)
+            raise UserError(f"--peers: {name} is unknown; choose from {known}")
     with measure.workplace() as (folder, stack):
-        bundle = models.with_onnx(bundles.read(arguments.bundle), folder / "bundle")
-        servers = {}
-        for engine in arguments.peers:
-            label = f"FastAPI + {infer.PEERS[engine].label}"
-            measure.say(f"starting {label}")
-            place = folder / engine
-            place.mkdir()
-            texts = own_infer.tokenize(bundle, arguments.data, arguments.texts, ["sorted"], place)
-            job = peer_job(engine, bundle, texts, arguments.threads)
-            servers[label] = stack.enter_context(
-                open_fastapi(arguments.peer_python, place, job, arguments.threads)
-            )
-        bench, variant = serve.start(arguments, bundle, folder, stack, servers)
+        bundle = bundles.read(arguments.bundle)
+        (folder / "texts").mkdir()
+        texts = own_infer.tokenize(
+            bundle, arguments.data, arguments.texts, ["sorted"], folder / "texts"
+        )
+        job = {
+            **infer.peer_job(bundle, arguments.calibration or arguments.data),
+            **front_job(bundle, arguments.threads),
+        }
+        clients = stack.enter_context(
+            serve.start_clients([example.text_a for example in texts.examples], folder / "texts")
+        )
+        press = servers.presser(clients, arguments.sizes, arguments.connections, arguments.seconds)
+        pythons = (arguments.peer_python, arguments.servers_python)
+        others, tried, missing = {}, [["", "tried, texts/s"]], []
+        for name in arguments.peers:
+            try:
+                label, server, told = servers.open_best(
+                    name, job, pythons, folder, stack, press, arguments.threads
+                )
+            except UserError as error:
+                missing.append(f"{name} ({error})")
+            else:
+                others[label] = server
+                tried.append([name, "; ".join(f"{key}: {told[key]}" for key in told)])
+        bench, variant = serve.start(arguments, bundle, folder, stack, others)
         answers = bench.first_answers(folder)
         bench.warm_up(arguments.connections, arguments.warm)
         alone = bench.press(bench.ways()[0], 1, arguments.seconds)
@@ -87,15 +97,19 @@ def run(arguments: argparse.Namespace) -> Result:
             arguments.connections,
         )
     same = [measure.ratio(segments, ours.name, peer.name) for ours, peer in pairs]
+    sizes = " and ".join(str(size) for size in arguments.sizes)
     return Result(
         f"Serving variant {variant}",
         [
             serve.table_rows(segments, details, arguments.threads),
             peer_rows(same, equal),
+            tried,
         ],
         [
             "Beside peers: how many times their texts/s, through as many connections, and through "
             "as many as keep p99 within theirs (both asked once more).",
+            f"Tried: with requests of {sizes} texts, {arguments.seconds} s each.",
+            *([f"Not measured: {'; '.join(missing)}."] if missing else []),
             *serve.describe(arguments, variant, bench, alone),
             *serve.answer_notes(answers),
             *harness.busy(segments, arguments.threads + 1),
@@ -107,23 +121,10 @@ def run(arguments: argparse.Namespace) -> Result:
             "at_equal_p99": [row._asdict() for row in equal],
         },
         [
-            Target(f"{row.engine}: at equal p99, beside {row.reference}", row.times, TARGET)
-            for row in equal
-            if row.reference.startswith(f"FastAPI + {infer.ORT8}")
+            Target(f"{ratio.engine}: beside {ratio.reference}", ratio.median, TARGET)
+            for ratio in same
         ],
     )
-
-
-def check_peers(engines: Sequence[str], python: str) -> None:
-    for engine in engines:
-        if engine not in infer.PEERS:
-            raise UserError(f"--peers: {engine} is unknown; choose from {', '.join(infer.PEERS)}")
-        harness.check_peer(python, (*NEEDS, *infer.PEERS[engine].needs))
-
-
-def peer_job(engine: str, bundle: bundles.Bundle, texts: Texts, threads: int) -> Json:
-    model = infer.peer_model(engine, bundle, texts, texts.path.parent)
-    return {**model, **front_job(bundle, threads), "streams": threads}
 
 
 def front_job(bundle: bundles.Bundle, threads: int) -> Json:
@@ -135,13 +136,6 @@ def front_job(bundle: bundles.Bundle, threads: int) -> Json:
         "labels": bundle.labels,
         "threads": threads,
     }
-
-
-@contextlib.contextmanager
-def open_fastapi(python: str, folder: Path, job: Json, threads: int) -> Iterator[Server]:
-    path = folder / "job.json"
-    with harness.start_peer(python, "fastapi_server.py", path, job, threads) as worker:
-        yield Server({"json": worker.hello["address"]}, worker.pid)
 
 
 def pair_ways(ways: Sequence[Way]) -> list[tuple[Way, Way]]:
@@ -183,7 +177,7 @@ def rate(reply: Json) -> float:
 def peer_rows(same: Sequence[measure.Ratio], equal: Sequence[Equal]) -> list[list[str]]:
     rows = [["", "beside", "times texts/s", "at its p99", "connections", "p99 ms", "its p99 ms"]]
     for ratio, row in zip(same, equal):
-        peer = ratio.reference.partition(",")[0]
+        peer = ratio.reference.partition(", JSON")[0]
         cells = [ratio.engine, peer, f"{ratio.median:.2f}", f"{row.times:.2f}"]
         cells += [str(row.connections), f"{row.p99_ms:.0f}", f"{row.reference_p99_ms:.0f}"]
         rows.append(cells)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import multiprocessing
 import socket
 import sys
 import threading
@@ -56,11 +57,9 @@ def build(outputs, names):
     return app
 
 
-def main() -> None:
-    channel = worker.Channel()
-    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    answer, engine, version = engines.open_for_texts(job)
-    listening = socket.create_server(("127.0.0.1", 0))
+def serve(listening, job) -> uvicorn.Server:
+    """A server over an engine of its own, which begins to answer in a thread."""
+    answer, _ = engines.open_for_texts(job)
     config = uvicorn.Config(
         build(answer, job["labels"]), log_level="error", access_log=False, lifespan="off"
     )
@@ -68,17 +67,35 @@ def main() -> None:
     threading.Thread(target=server.run, args=([listening],), daemon=True).start()
     while not server.started:
         time.sleep(0.01)
+    return server
+
+
+def work(listening, job, started) -> None:
+    serve(listening, job)
+    started.release()
+    threading.Event().wait()
+
+
+def main() -> None:
+    """Several processes take turns at one socket, as uvicorn's --workers has it."""
+    channel = worker.Channel()
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    listening = socket.create_server(("127.0.0.1", 0), backlog=256)
+    started = multiprocessing.Semaphore(0)
+    others = job.get("workers", 1) - 1
+    for _ in range(others):
+        multiprocessing.Process(target=work, args=(listening, job, started), daemon=True).start()
+    serve(listening, job)
+    for _ in range(others):
+        started.acquire()
     host, port = listening.getsockname()
-    channel.send(
-        address=f"{host}:{port}",
-        engine=engine,
-        versions={job["peer"]: version, "uvicorn": uvicorn.__version__},
-    )
+    channel.send(address=f"{host}:{port}", engine=f"uvicorn {uvicorn.__version__}")
     while True:
         channel.receive()
         channel.send(cpu_seconds=time.process_time(), peak_mb=worker.peak_mb())
 
 
 if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")
     with contextlib.suppress(worker.Stop):
         main()

@@ -2,7 +2,7 @@
 
 Random order, padded to the longest of the batch, AdamW with warm-up and linear decay; float32, or
 torch.autocast's bfloat16 (`bfloat16`); or texts of like length together, as transformers' Trainer
-has it (`grouped`).
+has it (`grouped`); or by torch.compile (`compiled`).
 Runs in the peers' environment, without fleetbert: `train.py job.json`. The token ids and the
 initial weights are those of the other side.
 """
@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-import infer  # the file beside this one
+import batches  # the files beside this one
 import numpy as np
 import torch
 import transformers
@@ -42,7 +42,7 @@ def collate(texts, pad_id):
     ids, first_lengths, labels = zip(*texts)
     lengths = np.array([[len(one)] for one in ids])
     longest = int(lengths.max())
-    arrays = infer.collate(ids, first_lengths, range(len(ids)), longest, pad_id)
+    arrays = batches.collate(ids, first_lengths, range(len(ids)), longest, pad_id)
     input_ids, token_type_ids = map(torch.from_numpy, arrays)
     return {
         "input_ids": input_ids,
@@ -127,12 +127,15 @@ def main() -> None:
     model.train()
     job["total_steps"] = min(job["max_steps"] or sys.maxsize, job["epochs"] * len(loader))
     optimizer, schedule = build_optimizer(model, job)
+    if job["compiled"]:
+        model = torch.compile(model, dynamic=True)
     segments = worker.Segments(channel)
     channel.send(
         total_steps=job["total_steps"],
         engine=f"PyTorch {torch.__version__.split('+')[0]}"
         + ", bfloat16" * job["bfloat16"]
-        + ", grouped" * job["grouped"],
+        + ", grouped" * job["grouped"]
+        + ", compiled" * job["compiled"],
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
     )
     step = 0
