@@ -8,8 +8,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
-import jinja2
-
+from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 
 FOLDER = Path(__file__).parent / "manifests"
@@ -39,6 +38,9 @@ class Job(NamedTuple):
 def manifest(kind: str, job: Job) -> str:
     """The file that submits `job` to the manager `kind`, of KINDS. UserError where the results
     would be lost with the container."""
+    extras.need("train", "launch --print")
+    import jinja2
+
     folder = job.output_dir
     if kind != "slurm" and folder and not folder.startswith(MOUNT + "/"):
         raise UserError(
