@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fleetbert.core.errors import NotConnected as NotConnected
     from fleetbert.core.errors import Stopped as Stopped
     from fleetbert.core.errors import UserError as UserError
+    from fleetbert.scoring.scorer import Scorer as Scorer
     from fleetbert.tasks.classification.answer import LabelAnswer as LabelAnswer
     from fleetbert.tasks.embedding.answer import VectorAnswer as VectorAnswer
     from fleetbert.tasks.multi_label.answer import LabelsAnswer as LabelsAnswer
@@ -60,6 +61,7 @@ _HOMES = {
     "VectorAnswer": "fleetbert.tasks.embedding.answer",
     "Callback": "fleetbert.api.callback",
     "Client": "fleetbert.client",
+    "Scorer": "fleetbert.scoring.scorer",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

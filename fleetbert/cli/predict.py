@@ -18,7 +18,7 @@ from fleetbert.cli.bundle_options import (
     load,
     open_input,
 )
-from fleetbert.core import files
+from fleetbert.core import extras, files
 from fleetbert.core.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,17 @@ The answer to an invalid line is {"error": ...}; the exit code is then 0 too. A 
 fields hold line ends gets one answer. --abstain 0.8 answers null where no label has a probability
 of 0.8.
 
+A folder, an address such as s3://bucket/texts, and a file of Parquet or Arrow are read as tables.
+Each file gets a Parquet file in --output, with the answers beside the columns. A run that was
+killed goes on with the files that are missing.
+  fleetbert predict --bundle B --input texts/ --output answers/ --where lang=en --keep id
+
 A model of clicks may have its table on servers, each of which holds a share of the rows:
   fleetbert launch --servers 2 --trainers 1 fleetbert.cli predict --bundle B --input F --output O
 """
 
+ARROW_FILES = (".parquet", ".pq", ".arrow", ".feather")
+TABLES = ("keep", "where", "prefix", "shard")  # options
 # What a file's ending says; None: its first line tells.
 _JSONL = {".jsonl": True, ".json": True, ".txt": False}
 
@@ -62,9 +69,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer null where no label has this probability, 0 to 1",
     )
     add_columns(parser)
+    tables = parser.add_argument_group("tables")
+    tables.add_argument(
+        "--keep",
+        metavar="A,B",
+        help="columns that go to the output beside the answers (default: all)",
+    )
+    tables.add_argument(
+        "--where",
+        metavar="COLUMN=VALUE",
+        action="append",
+        help="only rows that have this value; may be given several times",
+    )
+    tables.add_argument(
+        "--prefix",
+        metavar="NAME",
+        help="of the names of the answers' columns (default: predicted_)",
+    )
+    tables.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="only every Nth file, from the Ith on (0 to N-1), so that N processes share the work",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if _has_tables(arguments.input):
+        _score(arguments)
+        return
+    for name in TABLES:
+        if getattr(arguments, name) is not None:
+            raise UserError(
+                f"--{name} is for tables; {arguments.input} is read line by line, as it is neither "
+                "a folder nor Parquet"
+            )
     from fleetbert import bundle as bundles
     from fleetbert import tasks
     from fleetbert.engines import answer
@@ -119,6 +157,60 @@ def run(arguments: argparse.Namespace) -> None:
         log.info(f"{abstained} of {lines} lines have no label of probability {least:g} or more")
     if cut:
         log.warning(f"{cut} texts were truncated to {model.reading.max_length} tokens")
+
+
+def _has_tables(name: str) -> bool:
+    path = Path(name).expanduser()
+    return "://" in name or path.suffix.lower() in ARROW_FILES or path.is_dir()
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    extras.need("arrow", f"--input {arguments.input}: a table")
+    from fleetbert.scoring import files as tables
+    from fleetbert.scoring.scorer import PREFIX, Scorer
+
+    if arguments.output == "-":
+        raise UserError(f"--input {arguments.input} is a table: name a folder as --output")
+    for name in ("abstain", "speed"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name} is not for tables; leave it out")
+    where = {}
+    for word in arguments.where or ():
+        column, equals, value = word.partition("=")
+        if not (column and equals):
+            raise UserError(f"--where {word}: say COLUMN=VALUE")
+        where[column] = value
+    scorer = Scorer(
+        arguments.bundle,
+        arguments.variant,
+        text_column=arguments.text_column,
+        text_pair_column=arguments.text_pair_column,
+        prefix=PREFIX if arguments.prefix is None else arguments.prefix,
+        device=arguments.device,
+        threads=arguments.threads,
+        batch_tokens=arguments.batch_tokens,
+    )
+    counts = tables.score(
+        scorer,
+        tables.place(arguments.input),
+        tables.place(arguments.output),
+        keep=None if arguments.keep is None else [n for n in arguments.keep.split(",") if n],
+        where=where,
+        shard=_shard(arguments.shard),
+    )
+    earlier = f"; {counts.earlier} files were there already" if counts.earlier else ""
+    log.info(f"{counts.rows} rows of {counts.files} files answered in {arguments.output}{earlier}")
+    if counts.faults:
+        log.warning(
+            f"{counts.faults} rows could not be answered: see {arguments.output}/{tables.ERRORS}"
+        )
+
+
+def _shard(words: str | None) -> tuple[int, int]:
+    number, slash, count = (words or "0/1").partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise UserError(f"--shard {words}: say I/N, such as 0/4, I from 0 to N-1")
+    return int(number), int(count)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ MODULES = {
         "uvicorn",
         "uvloop",
     ),
+    "arrow": ("pyarrow",),
+    "remote": ("fsspec", "pyarrow"),
     "tracing": ("opentelemetry",),
     "onnx": ("onnx", "onnxruntime"),
     "lite": ("paddlelite",),
