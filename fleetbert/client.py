@@ -78,6 +78,28 @@ class SpansAnswer(NamedTuple):
     exit_layer: int
 
 
+class Candidate(NamedTuple):
+    """A part of a context, its characters [start:end], and its probability; the text, start and end
+    of no answer are None."""
+
+    text: str | None
+    start: int | None
+    end: int | None
+    score: float
+
+
+class ContextAnswer(NamedTuple):
+    """The answer to a question, with the fields of a `Candidate`; the likeliest candidates; and the
+    layer after which the text left the model."""
+
+    text: str | None
+    start: int | None
+    end: int | None
+    score: float
+    n_best: list[Candidate]
+    exit_layer: int
+
+
 class ClickAnswer(NamedTuple):
     """The probability of a click."""
 
@@ -331,6 +353,12 @@ def _answers(tensors: dict[str, Any], labels: Labels) -> list[Any]:
     if "spans" in tensors:
         answers = ([Span(**span) for span in json.loads(spans)] for spans in tensors["spans"])
         return list(map(SpansAnswer, answers, layers))
+    if "answer" in tensors:
+        found = map(json.loads, tensors["answer"])
+        return [
+            ContextAnswer(**row, n_best=[Candidate(**other) for other in n_best], exit_layer=layer)
+            for row, n_best, layer in ((row, row.pop("n_best"), n) for row, n in zip(found, layers))
+        ]
     if "embedding" in tensors:
         rows = (row.tolist() for row in _rows(tensors["embedding"], len(layers)))
         return list(map(VectorAnswer, rows, layers))

@@ -12,13 +12,13 @@ LABELS = ["bad", "so so", "好"]
 
 
 def make_network(
-    labels: int = len(LABELS), positions: int = 512, seed: int = 1, per_token: bool = False
+    labels: int = len(LABELS), positions: int = 512, seed: int = 1, head: str = "classifier"
 ):
     """A two-layer BERT whose random weights are large enough that texts get different answers."""
     import paddle
 
     from fleetbert.models.bert import BertConfig
-    from fleetbert.models.task_heads import TextClassifier, TokenClassifier
+    from fleetbert.models.task_heads import heads
 
     paddle.seed(seed)
     config = BertConfig(
@@ -31,7 +31,7 @@ def make_network(
         initializer_range=0.3,
         num_labels=labels,
     )
-    return TokenClassifier(config) if per_token else TextClassifier(config)
+    return heads[head](config)
 
 
 def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
@@ -54,7 +54,8 @@ LABELS_OF = {
     "token_classification": ["O", "B-loc", "I-loc"],
 }
 # Of what answers with no single label; pooling: of vectors.
-OTHER_TASKS = [*((name, "") for name in (*LABELS_OF, "regression", "ranking")),
+OTHER_TASKS = [*((name, "") for name in (*LABELS_OF, "regression", "ranking",
+                                   "question_answering")),
                ("embedding", "mean"), ("embedding", "cls")]  # fmt: skip
 
 
@@ -73,8 +74,10 @@ def make_bundle(folder: Path, task: str, vocab: Path, pooling: str = "mean") -> 
     if task == "embedding":
         network = make_embedder(pooling=pooling)
     else:
-        per_token = task == "token_classification"
-        network = make_network(labels=max(1, len(labels)), per_token=per_token)
+        from fleetbert import tasks
+
+        known = tasks.get(task)
+        network = make_network(max(1, known.outputs(labels)), head=known.shape.head)
     export(folder, network, vocab, task=task, labels=labels, max_length=24)
     return folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any, Callable
 
@@ -82,6 +83,26 @@ def number_rows(count: int, seed: int, pair: bool = False) -> list[dict]:
         sides = [rng.random(12) < rng.random() for _ in range(1 + pair)]
         words = [" ".join(f"word{int(one)}" for one in side) for side in sides]
         rows.append({**dict(zip(("text_a", "text_b"), words)), "label": float(np.mean(sides))})
+    return rows
+
+
+def question_rows(count: int, seed: int) -> list[dict]:
+    """Contexts of 40 words, some with line ends between. The question word0 asks for the one word
+    of word10 to word19 in it, word1 for the two of word20 to word29; a quarter has none."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        words = [f"word{n}" for n in rng.integers(40, 150, 40)]
+        kinds = [[f"word{rng.integers(10, 20)}"], [f"word{n}" for n in rng.integers(20, 30, 2)]]
+        asked, place = int(rng.integers(2)), int(rng.integers(20))
+        has = [rng.random() < 0.75 or kind != asked for kind in (0, 1)]
+        for kind, begin in ((0, place), (1, place + 18)):
+            if has[kind]:
+                words[begin : begin + 1 + kind] = kinds[kind]
+        context = words[0] + "".join(rng.choice([" ", "\r\n"], p=[0.9, 0.1]) + w for w in words[1:])
+        match = re.search(rf"\b{kinds[asked][0]}(\s+{kinds[asked][-1]})?\b", context)
+        answers = [{"text": match[0], "answer_start": match.start()}] if has[asked] else []
+        rows.append({"question": f"word{asked}", "context": context, "answers": answers})
     return rows
 
 

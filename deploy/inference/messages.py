@@ -162,6 +162,11 @@ class Version:
     variant: str = ""  # which of the bundle's variants answers
     variants: tuple[Variant, ...] = ()
 
+    @property
+    def answers_questions(self) -> bool:
+        """Whether its pairs are a question and a context."""
+        return any(tensor.name == "answer" for tensor in self.outputs)
+
 
 class Duration(TypedDict):
     count: int

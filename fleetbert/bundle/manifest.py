@@ -27,7 +27,7 @@ VOCAB: Literal["vocab.txt"] = "vocab.txt"
 class TaskShape(Strict):
     """What those ask who do not know the task by its name, as boards do: see `core.task_names`."""
 
-    answer: Literal["label", "labels", "number", "vector", "spans"]
+    answer: Literal["label", "labels", "number", "vector", "spans", "answer"]
     pair: bool
 
 

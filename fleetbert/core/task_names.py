@@ -56,11 +56,12 @@ class Shape(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """What a bundle answers: label, labels, number, vector or spans; "" if nothing."""
+        """What a bundle answers: label, labels, number, vector, spans or (in the second text of a
+        pair) answer; "" if nothing."""
         if not self.answers:
             return ""
         if self.per_token:
-            return "spans"
+            return "answer" if self.pair else "spans"
         if self.outputs == 1:
             return "number"
         return "vector" if self.pooled else "label" if self.picks_label else "labels"
@@ -96,6 +97,10 @@ SHAPES: dict[str, Shape] = {shape.name: shape for shape in (
     TAGS._replace(
         name="token_classification", also="ner named_entities named_entity_recognition pos "
         "sequence_labeling sequence_tagging entities", what="named entities"),
+    TAGS._replace(
+        name="question_answering", also="qa squad reading_comprehension mrc span_extraction "
+        "extractive_question_answering", what="answers in a context", pair=True, head="answers",
+        label="answers", least_labels=0, outputs=2, counts="questions"),
     UNASKED._replace(
         name="mlm", also="masked_lm fill_mask pretraining language_modeling pretrain",
         what="masked-language modelling", head="masked_words", labelled=False,

@@ -18,6 +18,7 @@ from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
 from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models import pooling as pooling_of
+from fleetbert.tasks.question_answering.decoding import NO_ANSWER
 
 LONGEST = 512  # tokens of a text, where nobody says how many
 SHORTEST = 4  # as `data.max_length` has it
@@ -42,10 +43,10 @@ def import_model(
     max_length: None: what the folder of sentence-transformers says, else LONGEST, and no more than
     the positions that the model has.
     labels: in the order of the logits; None: `id2label` of its config.json. A token classifier
-    answers with spans. A classifier with one logit answers with it, a number; one whose config.json
-    has the `problem_type` of several labels, with these. An encoder of a sentence-transformers
-    folder, and any where the task is embedding, answers with vectors, pooled as that folder says or
-    `pooling`.
+    answers with spans, a model for questions with a part of the context. A classifier with one
+    logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
+    with these. An encoder of a sentence-transformers folder, and any where the task is embedding,
+    answers with vectors, pooled as that folder says or `pooling`.
     UserError if it has no head or one whose answers no task has, if the labels are not as many as
     the head has or are its own in another order, or if it has no positions for `max_length`.
     """
@@ -76,7 +77,8 @@ def import_model(
     source = sources.open_source(model)
     tensors = source.tensors or {}
     has_classifier = "classifier.weight" in tensors
-    if task is None and not has_classifier and sources.is_of_vectors(source):
+    is_finder = "ForQuestionAnswering" in source.architecture
+    if task is None and not (has_classifier or is_finder) and sources.is_of_vectors(source):
         if source.folder and (source.folder / SETFIT_HEAD).is_file():
             raise UserError(
                 f"{source.name}: its classifier is {SETFIT_HEAD}, SetFit's, which is not read; "
@@ -102,6 +104,14 @@ def import_model(
                 f"one from it, with model.init and task.name: {task}"
             )
         names = []
+    elif is_finder:
+        task = tasks.QUESTION_ANSWERING.name
+        if names not in (None, [], [NO_ANSWER]):
+            raise UserError(
+                f"labels: {source.name} finds answers in contexts; leave labels out, or give "
+                f"{NO_ANSWER} if it was trained on questions without an answer too"
+            )
+        names = names or []
     elif has_classifier:
         count = tensors["classifier.weight"].shape[1]
         tagger = "ForTokenClassification" in source.architecture

@@ -67,8 +67,9 @@ TASKS = "bert.embeddings.task_type_embeddings.weight"  # ERNIE's
 # Begin the names of the encoder and of heads, in the network.
 ENCODER = "bert."
 POOLER = "bert.pooler."
-TOKENS = "tokens"  # the head that has none, see `models.task_heads`
-HEADS = ("bert.pooler.", "classifier.", "cls.", "qa_outputs.")
+TOKENS, ANSWERS = "tokens", "answers"  # the heads that have none, see `models.task_heads`
+CLASSIFIER, QA_OUTPUTS = "classifier.", "qa_outputs."  # the latter of transformers' files
+HEADS = (POOLER, CLASSIFIER, "cls.", QA_OUTPUTS)
 
 
 class Loaded(NamedTuple):
@@ -489,9 +490,11 @@ def write(
     tensors, shape = family.unfold(loaded)
     pieces = family.paddlenlp if paddlenlp else family.pieces
     pieces += family.classifier if head == "classifier" else ()
+    if head == ANSWERS and not paddlenlp:
+        pieces += ((QA_OUTPUTS, CLASSIFIER),)
     files = {}
     for name, array in tensors.items():
-        if head == TOKENS and name.startswith(POOLER):
+        if head in (TOKENS, ANSWERS) and name.startswith(POOLER):
             continue
         new = name
         for theirs, ours in pieces:
@@ -504,8 +507,8 @@ def write(
     for key, field in family.repeated.items():
         fields.setdefault(key, fields[field])
     known, bare = family.architectures, family.architectures["classifier"].partition("For")[0]
-    usual = f"{bare}ForTokenClassification" if head == TOKENS else f"{bare}Model"
-    fields.update(architectures=[known.get(head, usual)], model_type=family.model_type)
+    usual = {TOKENS: "ForTokenClassification", ANSWERS: "ForQuestionAnswering"}.get(head, "Model")
+    fields.update(architectures=[known.get(head, f"{bare}{usual}")], model_type=family.model_type)
     return fields, files
 
 

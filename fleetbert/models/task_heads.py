@@ -20,7 +20,7 @@ from fleetbert.models.bert import (
     BertConfig,
     BertMaskedWords,
 )
-from fleetbert.models.encoders import POOLER
+from fleetbert.models.encoders import ANSWERS, POOLER, TOKENS
 from fleetbert.models.pooling import DEFAULT
 from fleetbert.tasks.vector_heads import Linear
 
@@ -126,7 +126,7 @@ class TextClassifier(Headed):
 class TokenClassifier(Headed):
     """BERT with dropout and a linear layer on each token (Devlin et al. 2019, section 5.3)."""
 
-    head = "tokens"
+    head = TOKENS
     unread = (POOLER,)
 
     def __init__(self, config: BertConfig):
@@ -144,6 +144,12 @@ class TokenClassifier(Headed):
         bert = self.network.bert
         hidden = encode(bert, input_ids, token_type_ids, position_ids, segments)
         return self.network.classifier(self.network.dropout(hidden))
+
+
+class AnswerFinder(TokenClassifier):
+    """The same, with a logit of begin and one of end (Devlin et al. 2019, section 4.2)."""
+
+    head = ANSWERS
 
 
 class Embedder(Headed):
@@ -277,6 +283,7 @@ heads: Registry[type[Headed]] = Registry(
             TextClassifier,
             VectorClassifier,
             TokenClassifier,
+            AnswerFinder,
             MaskedLanguageModel,
             Embedder,
         )

@@ -18,7 +18,7 @@ from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.models import encoders, pooling
 from fleetbert.models.bert import BertConfig
-from fleetbert.models.encoders import HEADS, Loaded, Tensors
+from fleetbert.models.encoders import ANSWERS, CLASSIFIER, HEADS, QA_OUTPUTS, Loaded, Tensors
 from fleetbert.models.sources import DECODER, Source
 
 
@@ -69,6 +69,9 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
     """
     if source.tensors is None:
         return LoadReport([], [])
+    if network.head == ANSWERS:
+        tensors = {name.replace(QA_OUTPUTS, CLASSIFIER): t for name, t in source.tensors.items()}
+        source = source._replace(tensors=tensors)
     state = network.network.state_dict()
     missing = [n for n in state if n not in source.tensors]
     unexpected = [n for n in source.tensors if n not in state]
@@ -188,7 +191,7 @@ def save_folder(
     # transformers refuses a file without `format`, and PaddleNLP one of PyTorch's
     layout = {"format": "np" if source.paddlenlp else "pt"}
     save_file(tensors, folder / "model.safetensors", metadata=layout)
-    if labels:
+    if labels and network.head != ANSWERS:  # its logits are of no labels
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
     fields.update(head_fields)

@@ -19,6 +19,7 @@ from fleetbert.tasks.labels import Labels
 from fleetbert.tasks.masked_words import MASKED_WORDS
 from fleetbert.tasks.metrics import Metrics
 from fleetbert.tasks.multi_label import MULTI_LABEL
+from fleetbert.tasks.question_answering import QUESTION_ANSWERING
 from fleetbert.tasks.ranking import RANKING
 from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
 from fleetbert.tasks.task import Task
@@ -50,6 +51,7 @@ BUILT_IN: tuple[Task, ...] = (
     RANKING,
     MULTI_LABEL,
     TOKEN_CLASSIFICATION,
+    QUESTION_ANSWERING,
     EMBEDDING,
     MASKED_WORDS,
     CLICKS,

@@ -4,6 +4,7 @@ answered, compressed, told."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -71,6 +72,19 @@ def order_of_cosines(model: Any, rows: list[dict]) -> float:
     return spearmanr((first * second).sum(1), [row["label"] for row in rows])[0]
 
 
+def f1_of_answers(model: Any, rows: list[dict]) -> float:
+    """Of words, as in SQuAD 2.0."""
+    scores = []
+    for answer, row in zip(model(*map(list, zip(*map(words_of, rows)))), rows):
+        if answer.text is not None:
+            assert row["context"][answer.start : answer.end] == answer.text
+        given = (answer.text or "").split()
+        expected = row["answers"][0]["text"].split() if row["answers"] else []
+        both = sum((Counter(given) & Counter(expected)).values())
+        scores.append(2 * both / (len(given) + len(expected)) if given or expected else 1)
+    return np.mean(scores)
+
+
 class Kind(NamedTuple):
     """title: of its main metric on pages; least: of it, when the rows are learned. by_hand: the
     name of a metric, and how it comes from a model's answers. drawn: what only a page is of; shown:
@@ -113,6 +127,12 @@ KINDS = {
         "map", "mean average precision", 0.85, ("map", mean_precision),
         "first_places", ["First relevant documents", "relevant and"], ["value"],
         tiny_job.ranked_rows, (60, 20), {"trainer.epochs": 8},
+    ),
+    "question_answering": Kind(
+        "f1", "F1", 0.8, ("f1", f1_of_answers),
+        "", [], ["text", "start", "end", "score", "n_best"],
+        tiny_job.question_rows, (400, 60), {"trainer.epochs": 12}, ["no_answer"],
+        {"architectures": ["BertForQuestionAnswering"]},
     ),
     "embedding": Kind(
         "spearman", "Spearman", 0.6, ("spearman", order_of_cosines),
@@ -211,7 +231,7 @@ def test_it_is_learned(runs, name):
     (_, result), kind = runs(name), KINDS[name]
     assert result.metrics[kind.metric] > kind.least
     assert result.summary["dev"]["metric"] == kind.metric
-    assert kind.drawn in result.metrics
+    assert not kind.drawn or kind.drawn in result.metrics
     page = result.report.read_text(encoding="utf-8")
     assert [words for words in (f"Dev {kind.title}", *kind.shown) if words not in page] == []
     fields = json.loads((result.output_dir / "model" / "config.json").read_text(encoding="utf-8"))
@@ -248,10 +268,13 @@ def test_triplets_are_evaluated_too_and_first_places_counted(runs, tmp_path):
 
 def words_of(row: dict) -> list[str]:
     """What a user asks: a text, or both of a pair."""
-    return [row[key] for key in ("text", "text_a", "text_b") if key in row]
+    names = ("text", "text_a", "text_b", "question", "context")
+    return [row[key] for key in names if key in row]
 
 
-@pytest.mark.parametrize("name", ["regression", "token_classification", slow("ranking")])
+@pytest.mark.parametrize(
+    "name", ["regression", "token_classification", slow("ranking"), slow("question_answering")]
+)
 def test_the_commands_tell_what_the_bundle_answers(runs, name, tmp_path, capsys):
     (data, result), kind = runs(name), KINDS[name]
 
@@ -259,10 +282,11 @@ def test_the_commands_tell_what_the_bundle_answers(runs, name, tmp_path, capsys)
         assert commands.call(*words, "--bundle", result.bundle) == 0
         return capsys.readouterr().out
 
-    row = next(row for row in data.rows if row.get("spans") != [])
+    row = next(row for row in data.rows if [] not in (row.get("spans"), row.get("answers")))
     model = fleetbert.load(result.bundle)
     (answer,) = model(*([one] for one in words_of(row)))
-    texts = {key: row[key] for key in ("text_a", "text_b") if key in row}
+    names = ("text_a", "text_b", "question", "context")
+    texts = {key: row[key] for key in names if key in row}
     table = tiny_job.write_rows(tmp_path / "rows.jsonl", [texts])
     if name == "token_classification":
         table = tmp_path / "rows.conll"
@@ -270,7 +294,7 @@ def test_the_commands_tell_what_the_bundle_answers(runs, name, tmp_path, capsys)
     assert json.loads(told("predict", "--input", table)) == answer.as_json()
     assert list(answer.as_json()) == kind.answer
     assert tasks.get(name).answer.in_words(answer.as_json()) in told(
-        "ask", "\t".join(words_of(row))
+        "ask", "\t".join(words_of(row)).replace("\r\n", " ")
     )
     found = json.loads(told("evaluate", "--data", data.dev, "--json"))
     assert found[kind.metric] == pytest.approx(result.metrics[kind.metric], abs=0.02)
@@ -294,6 +318,8 @@ def apart(result: Result, rows: list[dict], other: Path, variant: str = "float32
     if hasattr(one[0], "spans"):
         spans = [[[span[:3] for span in answer.spans] for answer in side] for side in (one, two)]
         return np.mean([first != second for first, second in zip(*spans)])
+    if hasattr(one[0], "n_best"):
+        return np.mean([first[:3] != second[:3] for first, second in zip(one, two)])
     return np.abs(numbers(one) - numbers(two)).max() / numbers(one).std()
 
 
@@ -306,6 +332,7 @@ def apart(result: Result, rows: list[dict], other: Path, variant: str = "float32
         slow("ranking", "static"),
         slow("ranking", "dynamic"),
         slow("token_classification", "static"),
+        slow("question_answering", "static"),
         pytest.param("token_classification", "bfloat16", marks=[pytest.mark.slow, needs_bfloat16]),
     ],
 )
@@ -322,13 +349,20 @@ def test_quantized_by_its_own_metric(runs, name, method):
     assert made.float32_accuracy == pytest.approx(result.metrics[kind.metric], abs=0.02)
     assert made.interval[0] <= made.drop <= made.interval[1]
     assert f"{kind.title} on".lower() in made.report.read_text(encoding="utf-8").lower()
-    most = 0.1 if name == "token_classification" else 0.5
+    most = 0.1 if name in ("token_classification", "question_answering") else 0.5
     assert apart(result, data.rows, result.bundle, made.name) < most
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["multi_label_classification", "ranking", "embedding", "token_classification"]
+    "name",
+    [
+        "multi_label_classification",
+        "ranking",
+        "embedding",
+        "token_classification",
+        "question_answering",
+    ],
 )
 def test_its_model_is_imported_again(runs, name, tmp_path):
     data, result = runs(name)

@@ -20,6 +20,7 @@ from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import (
     http_json,
     http_openai,
+    http_questions,
     http_rerank,
     http_tei,
     metadata,
@@ -88,6 +89,7 @@ def app(
         *(_admin(core, safety, admins) if admins != "nobody" else ()),
         *http_openai.routes(core, safety, observers),
         *http_rerank.routes(core, safety, observers),
+        *http_questions.routes(core, safety, observers),
         *http_tei.routes(core, safety, observers),
         Route("/openapi.json", openapi_json),
         *pages,

@@ -43,8 +43,8 @@ STATUS = {
 }
 JSON = "application/json"
 UNKNOWN = b"x-unknown-parameters"
-SCORES, VECTORS = "scores", "embedding"  # outputs
-ANSWERS = {SCORES: "scores of labels", VECTORS: "vectors"}
+SCORES, VECTORS, ANSWER = "scores", "embedding", "answer"  # outputs
+ANSWERS = {SCORES: "scores of labels", VECTORS: "vectors", ANSWER: "answers in a context"}
 
 Content = Tuple[bytes, List[Tuple[bytes, bytes]]]  # a body, and its headers but for its length
 

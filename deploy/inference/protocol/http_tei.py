@@ -20,6 +20,7 @@ from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response,
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json, http_rerank, tensors
 from fleetbert.deploy.inference.protocol.http_call import (
+    ANSWER,
     SCORES,
     VECTORS,
     Asked,
@@ -172,7 +173,7 @@ def read_plain(message: http_json.Json, core: Core) -> Asked:
                     value = dict(zip(labels, value))
                 elif name == "label":
                     value = labels[value]
-                elif name in ("labels", "spans"):
+                elif name in ("labels", "spans", ANSWER):
                     value = orjson.loads(value)
                 answer[name] = value
         body = {"model": response.model, "version": response.version, "answers": answers}

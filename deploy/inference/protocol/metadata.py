@@ -20,6 +20,7 @@ from fleetbert.deploy.inference.messages import (
     Version,
     show,
 )
+from fleetbert.deploy.inference.protocol.validation import QUESTION
 
 SERVER = "fleetbert"
 PLATFORM = "paddle_inference"
@@ -154,7 +155,8 @@ def _inputs(version: Version) -> list[tuple[str, str, tuple[int, ...]]]:
             ("sparse", "BYTES", (-1, fields.CATEGORIES)),
             ("text", "BYTES", (-1,)),
         ]
-    texts = ("text", "text_pair") if version.pair else ("text",)
+    texts: tuple[str, ...] = ("text", "text_pair") if version.pair else ("text",)
+    texts = tuple(QUESTION) if version.answers_questions else texts
     return [
         *((name, "BYTES", (-1,)) for name in texts),
         *((name, "INT64", (-1, -1)) for name in IDS),

@@ -22,6 +22,7 @@ from fleetbert.deploy.inference.settings import Safety
 
 IDS = ("input_ids", "token_type_ids", "attention_mask")
 INPUTS = ("text", "text_pair", *IDS)
+QUESTION = {"question": "text", "context": "text_pair"}  # what models of questions call them
 FIELDS = ("dense", "sparse")  # of models of rows, in place of texts that are rows
 PARAMETERS = ("timeout", "speed", "truncate", "binary_data_output")  # of a request
 TOKEN_TYPES = 2  # BERT's segments
@@ -62,13 +63,15 @@ def validate(
     `log_id` stands for a request without an id. Failure BAD_REQUEST or TOO_LARGE, with the field
     that is wrong.
     """
-    inputs = {tensor.name: tensor for tensor in raw.inputs}
+    names = QUESTION if target.answers_questions else {}
+    inputs = {names.get(tensor.name, tensor.name): tensor for tensor in raw.inputs}
     if len(inputs) != len(raw.inputs):
         raise refuse(f"input '{_repeated(t.name for t in raw.inputs)}' is given twice")
     for name in inputs:
         known = (*FIELDS, "text") if target.fields else INPUTS
         if name not in known or (name == "text_pair" and not target.pair):
             takes = "text and text_pair" if target.pair else "text"
+            takes = " and ".join(QUESTION) if target.answers_questions else takes
             others = " and ".join(FIELDS if target.fields else IDS[:2])
             raise refuse(
                 f"input {show(name)} is unknown; model {target.model} takes {takes}, or {others}"
@@ -115,11 +118,14 @@ def _read_texts(
     if not target.pair:
         return texts, None
     if "text_pair" not in inputs:
+        if target.answers_questions:
+            raise refuse(f"input 'context' is missing: model {target.model} finds answers in it")
         raise refuse(f"input 'text_pair' is missing: model {target.model} answers pairs of texts")
     texts_b = read_texts(inputs["text_pair"], safety.max_texts, safety.max_text_bytes)
     if len(texts_b) != len(texts):
         raise refuse(
-            f"input 'text_pair' has {len(texts_b)} texts, but input 'text' has {len(texts)}"
+            f"input '{inputs['text_pair'].name}' has {len(texts_b)} texts, but input "
+            f"'{inputs['text'].name}' has {len(texts)}"
         )
     return texts, texts_b
 

@@ -3,6 +3,7 @@ what its processes are."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from fleetbert.engines import answer as answers
 
 TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, "\x01", "😀 字字 word1, word2", "word7 " * 9]
 TASKS = ("classification", *tiny_bert.LABELS_OF, "regression", "embedding")
+QUESTIONS = "question_answering"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def made(tiny_bundle, tiny_vocab, tmp_path_factory):
     """A repository with a model of each task, by its name."""
     folder = tmp_path_factory.mktemp("answers") / "models"
     shutil.copytree(tiny_bundle, folder / TASKS[0] / "1")
-    for name in TASKS[1:]:
+    for name in (*TASKS[1:], QUESTIONS):
         tiny_bert.make_bundle(folder / name / "1", name, tiny_vocab)
     return folder
 
@@ -65,9 +67,57 @@ def test_answers_are_those_of_the_engine(server, made, name):
         assert sum(len(one.spans) for one in expected) > 5
 
 
+def test_questions_are_answered_in_their_contexts(server, made):
+    """As inputs of the protocol, through the client, and as Hugging Face's inference API has it. A
+    context of several windows is one."""
+    contexts = ["word1 word2 字3\r\nword4", " ".join(TEXTS) * 9, "e\u0301 word1 word2"]
+    questions = ["word2", "word1 word3", "word9 " * 40]
+    expected = answers.answer(answers.load(made / QUESTIONS / "1"), questions, contexts)
+    assert all(one.text == text[one.start : one.end] for one, text in zip(expected, contexts))
+    with Client(server.http) as client:
+        same_answers.check(client.infer(QUESTIONS, questions, contexts), expected, 1e-4)
+        names = [tensor["name"] for tensor in client.metadata(QUESTIONS)["inputs"]]
+    assert names[:2] == ["question", "context"]
+
+    def post(path, message, status=200):
+        reply = requests.post(f"{server.http}/{path}", json=message, timeout=60)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    given = [("question", questions), ("context", contexts)]
+    inputs = [
+        {"name": name, "shape": [3], "datatype": "BYTES", "data": data} for name, data in given
+    ]
+    (output, _) = post(f"v2/models/{QUESTIONS}/infer", {"inputs": inputs})["outputs"]
+    assert [json.loads(one)["start"] for one in output["data"]] == [one.start for one in expected]
+    refused = post(f"v2/models/{QUESTIONS}/infer", {"inputs": inputs[:1]}, 400)["error"]
+    assert refused.startswith("input 'context' is missing")
+    for question, context, one in zip(questions, contexts, expected):
+        message = {"inputs": {"question": question, "context": context}}
+        found = post("question-answering", message)
+        assert found == {
+            "answer": one.text, "start": one.start, "end": one.end,
+            "score": pytest.approx(one.score, abs=1e-4),
+        }  # fmt: skip
+        several = post(
+            f"models/{QUESTIONS}/question-answering", {**message, "parameters": {"top_k": 3}}
+        )
+        assert [row["start"] for row in several] == [other.start for other in one.n_best[:3]]
+    for message, sentence in [
+        ({"inputs": "word1"}, "inputs has to be an object of question and context"),
+        ({"inputs": {"question": "a", "context": 3}}, "inputs.context is 3; it has to be a text"),
+        ({"inputs": {"question": "a", "context": " "}}, "text 0 of input 'context' is empty"),
+        (
+            {"model": "regression", "inputs": {"question": "a", "context": "b"}},
+            "model regression does not answer with answers in a context: its task is regression",
+        ),
+    ]:
+        assert sentence in post("question-answering", message, 400)["error"]
+
+
 def test_answers_over_grpc_are_those_of_the_engine(server, made):
     expected = answers.answer(answers.load(made / "classification" / "1"), TEXTS)
-    served = ", ".join(f"{name} (1)" for name in sorted(TASKS))
+    served = ", ".join(f"{name} (1)" for name in sorted((*TASKS, QUESTIONS)))
     assert server.out.startswith("serving on http://127.0.0.1:")
     assert server.out.endswith(f"\nready: {served}\n")
     request = request_of(TEXTS, "classification", outputs=[{"name": "logits"}])
@@ -83,6 +133,7 @@ def test_answers_over_grpc_are_those_of_the_engine(server, made):
         ("regression", {"name": "values", "datatype": "FP32", "shape": [-1]}),
         ("token_classification", {"name": "spans", "datatype": "BYTES", "shape": [-1]}),
         ("embedding", {"name": "embedding", "datatype": "FP32", "shape": [-1, 64]}),
+        (QUESTIONS, {"name": "answer", "datatype": "BYTES", "shape": [-1]}),
     ],
 )
 def test_outputs_are_the_tasks_own(server, name, output):

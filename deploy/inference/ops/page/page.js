@@ -216,6 +216,7 @@ function showModels(models) {
         const name = `${model.name}/versions/${version.version}`;
         const option = make("option", { value: name, textContent: `${model.name}, version ${version.version}` });
         option.dataset.pair = version.pair ? "1" : "";
+        option.dataset.questions = version.outputs.includes("answer") ? "1" : "";
         option.dataset.vectors = version.outputs.includes("embedding") ? "1" : "";
         const variant = version.variants.find((one) => one.name === version.variant);
         const speed = variant ? variant.speed : null; // only variants with early exit have one
@@ -243,6 +244,9 @@ function chooseModel() {
 function fitForm() {
   const option = $("model").selectedOptions[0];
   $("pair").hidden = !(option && (option.dataset.pair || option.dataset.vectors));
+  const asks = option && option.dataset.questions;
+  $("text-name").textContent = asks ? "Question" : "Text";
+  $("pair-name").textContent = asks ? "Context" : "Second text";
   $("speed-label").hidden = !(option && option.dataset.early);
   $("speed-value").textContent = Number($("speed").value).toFixed(2);
 }
@@ -272,7 +276,7 @@ async function ask() {
     });
     const found = await reply.json();
     if (!reply.ok) throw new Error(found.error || `status ${reply.status}`);
-    showAnswer(found, performance.now() - began, body.inputs[0].data[0]);
+    showAnswer(found, performance.now() - began, body.inputs[body.inputs.length - 1].data[0]);
   } catch (error) {
     $("problem").textContent = error.message;
     $("problem").hidden = false;
@@ -300,7 +304,15 @@ function tagged(text, spans) {
   return [...parts, letters.slice(at).join("")];
 }
 
+// The spans of a text, or where the context has the answer.
+function spansOf(output) {
+  if (output.spans) return JSON.parse(output.spans[0]);
+  const answer = JSON.parse(output.answer[0]);
+  return answer.text === null ? [] : [{ ...answer, kind: "answer" }];
+}
+
 function headline(output) {
+  if (output.answer) return JSON.parse(output.answer[0]).text ?? "no answer";
   if (output.spans) return JSON.parse(output.spans[0]).length + " spans";
   if (output.embedding) return `similarity ${similarity(output.embedding).toFixed(4)}`;
   if (output.label) return output.label[0];
@@ -324,8 +336,8 @@ function showAnswer(found, milliseconds, text) {
   const of = version && layer ? ` of ${version.layers}` : "";
   const time = `${say(milliseconds, " ms")} to here and back`;
   $("how").textContent = layer ? `${layer}${of} · ${time}` : time;
-  $("spans").hidden = !output.spans;
-  $("spans").replaceChildren(...(output.spans ? tagged(text, JSON.parse(output.spans[0])) : []));
+  $("spans").hidden = !(output.spans || output.answer);
+  $("spans").replaceChildren(...($("spans").hidden ? [] : tagged(text, spansOf(output))));
   const rows = (output.scores || [])
     .map((score, i) => [labels[i] ?? String(i), score])
     .sort((a, b) => b[1] - a[1])
