@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from fleetbert.tasks.classification.answer import LabelAnswer as LabelAnswer
     from fleetbert.tasks.embedding.answer import VectorAnswer as VectorAnswer
     from fleetbert.tasks.multi_label.answer import LabelsAnswer as LabelsAnswer
+    from fleetbert.tasks.question_answering.answer import Candidate as Candidate
+    from fleetbert.tasks.question_answering.answer import ContextAnswer as ContextAnswer
     from fleetbert.tasks.regression.answer import NumberAnswer as NumberAnswer
     from fleetbert.tasks.token_classification.answer import Span as Span
     from fleetbert.tasks.token_classification.answer import SpansAnswer as SpansAnswer
@@ -57,6 +59,7 @@ _HOMES = {
     "LabelAnswer": "fleetbert.tasks.classification.answer",
     "LabelsAnswer": "fleetbert.tasks.multi_label.answer",
     "NumberAnswer": "fleetbert.tasks.regression.answer",
+    **dict.fromkeys(("Candidate", "ContextAnswer"), "fleetbert.tasks.question_answering.answer"),
     **dict.fromkeys(("Span", "SpansAnswer"), "fleetbert.tasks.token_classification.answer"),
     "VectorAnswer": "fleetbert.tasks.embedding.answer",
     "Callback": "fleetbert.api.callback",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fleetbert.tasks.ctr.answer import ClickAnswer
     from fleetbert.tasks.embedding.answer import VectorAnswer
     from fleetbert.tasks.multi_label.answer import LabelsAnswer
+    from fleetbert.tasks.question_answering.answer import Candidate, ContextAnswer
     from fleetbert.tasks.regression.answer import NumberAnswer
     from fleetbert.tasks.token_classification.answer import Span, SpansAnswer
 
@@ -79,6 +80,11 @@ class AnyAnswer(Answer, Protocol):
     probability: float
     vector: np.ndarray
     spans: list[Span]
+    text: str | None
+    start: int | None
+    end: int | None
+    score: float
+    n_best: list[Candidate]
 
 
 class Answers(List[A]):
@@ -392,6 +398,14 @@ def load(
     task: Literal["token_classification"],
     **how: Unpack[Options],
 ) -> Model[SpansAnswer]: ...
+@overload
+def load(
+    bundle: PathLike,
+    variant: str = ...,
+    *,
+    task: Literal["question_answering"],
+    **how: Unpack[Options],
+) -> Model[ContextAnswer]: ...
 @overload
 def load(
     bundle: PathLike, variant: str = ..., *, task: Literal["embedding"], **how: Unpack[Options]

@@ -69,12 +69,12 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
     """
     if source.tensors is None:
         return LoadReport([], [])
+    tensors = source.tensors
     if network.head == ANSWERS:
-        tensors = {name.replace(QA_OUTPUTS, CLASSIFIER): t for name, t in source.tensors.items()}
-        source = source._replace(tensors=tensors)
+        tensors = {name.replace(QA_OUTPUTS, CLASSIFIER): array for name, array in tensors.items()}
     state = network.network.state_dict()
-    missing = [n for n in state if n not in source.tensors]
-    unexpected = [n for n in source.tensors if n not in state]
+    missing = [n for n in state if n not in tensors]
+    unexpected = [n for n in tensors if n not in state]
     lost = [n for n in missing if not n.startswith(HEADS)]
     strange = [n for n in unexpected if not n.startswith(HEADS)]
     if lost or strange:
@@ -86,7 +86,7 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
                 if names
             )
         )
-    words, decoder = (source.tensors.get(name) for name in (encoders.WORDS, DECODER))
+    words, decoder = (tensors.get(name) for name in (encoders.WORDS, DECODER))
     tied = words is None or decoder is None or np.array_equal(words, decoder)
     if DECODER in state and not tied:
         raise UserError(
@@ -95,7 +95,7 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
             "shares them, or remove the head's weights"
         )
     rows = match_labels(source.head_labels, labels)
-    for name, array in source.tensors.items():
+    for name, array in tensors.items():
         if name not in state:
             continue
         tensor, values = state[name], None
@@ -117,7 +117,7 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
         else:
             tensor.set_value(values)
     # The bias of the masked-word head stands under two names, tied.
-    fresh = [n for n in missing if not _tied(n, source.tensors)]
+    fresh = [n for n in missing if not _tied(n, tensors)]
     return LoadReport(sorted(fresh), sorted(unexpected))
 
 

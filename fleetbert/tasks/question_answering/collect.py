@@ -72,9 +72,12 @@ class Windows(Labelled):
         if divided is not None:
             return divided
         assert encodings.divided is not None
-        contexts, ids = encodings.divided[part], [encodings.ids[text] for text in part.tolist()]
+        contexts = np.asarray(encodings.divided[part], np.int64)
+        ids = [encodings.ids[text] for text in part.tolist()]
         rows = Encodings(ids, encodings.first_lengths[part], 0)
-        return rows, Layout(np.arange(len(part)), *contexts.T, contexts, rows.lengths, "mean")
+        begins, ends = contexts.T
+        layout = Layout(np.arange(len(part)), begins, ends, contexts, rows.lengths, "mean")
+        return rows, layout
 
     def targets(self, part: np.ndarray, layout: Layout) -> np.ndarray:
         """int64 [windows, 2]."""

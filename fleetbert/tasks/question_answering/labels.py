@@ -29,17 +29,11 @@ class Expected(NamedTuple):
 class Questions(Labels):
     collects = Windows
 
-    def input_format(self, path: str | Path, columns: schema.Columns) -> read.Format:
-        """JSONL, or a file of SQuAD's layout, where it is no table with columns."""
-        form = super().input_format(path, columns)
-        suffix = Path(path).suffix.lower()
-        return form or read.table_format(
-            path if suffix in read.JSON_SUFFIXES and Path(path).is_file() else "-.jsonl",
-            pair=True,
-            labelled=False,
-            columns=columns,
-            label=self.shape.label,
-        )
+    def input_format(self, path: str | Path, columns: schema.Columns) -> read.Format | None:
+        """Of files of SQuAD's layout too."""
+        if Path(path).suffix.lower() in read.JSON_SUFFIXES and Path(path).is_file():
+            return self.table_format(path, columns, labelled=False)
+        return super().input_format(path, columns)
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
         """NO_ANSWER where some questions have none: the model may then say so."""
