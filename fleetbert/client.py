@@ -165,8 +165,8 @@ class Client:
         server_timeout: float | None = None,
     ) -> list[Any]:
         """Return one answer per text, in the order of the texts. The model's task decides whether
-        it is an Answer, a LabelsAnswer, a NumberAnswer, a VectorAnswer, a SpansAnswer, a ContextAnswer or a
-        ClickAnswer, of rows in place of texts.
+        it is an Answer, a LabelsAnswer, a NumberAnswer, a VectorAnswer, a SpansAnswer, a
+        ContextAnswer or a ClickAnswer, of rows in place of texts.
 
         pairs: the second texts, if the model takes pairs.
         version: a version's number or an alias ("stable").
