@@ -278,7 +278,8 @@ def _candidates(search: Search) -> list[Candidate]:
 def _resume(search: Search) -> Tried:
     """What a former run of the same job has done; UserError where it was another job."""
     job, path = search.job, search.folder / STATE
-    inputs = [str(job.data.train), str(job.selection.data), search.bundle.root / bundles.MANIFEST]
+    manifest = search.bundle.root / bundles.MANIFEST
+    inputs = [str(job.data.train), str(job.selection.data), str(manifest)]
     now = resumable.digest(job, {"budget", "candidates", "output_dir"}, inputs)
     if not path.exists():
         return Tried(of=now)

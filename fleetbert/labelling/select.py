@@ -49,7 +49,8 @@ def _clusters(
     points: np.ndarray, weights: np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Spherical k-means that begins as k-means++; the point next to each centre, each once."""
-    distances, first = np.full(len(points), 2.0), []
+    distances = np.full(len(points), 2.0)
+    first: list[int] = []
     for _ in range(count):
         chances = np.maximum(distances, 1e-9) * weights
         chances[first] = 0

@@ -43,8 +43,8 @@ def run(job: config.Config, trial: optuna.Trial) -> float:
 
     UserError where the run fails or gives no number, TrialPruned, and Stopped after SIGTERM.
     """
-    quiet = {"progress": False, "visualdl": False, "report": False}
-    quiet["profiler"] = job.callbacks.profiler.model_copy(update={"enabled": False})
+    profiler = job.callbacks.profiler.model_copy(update={"enabled": False})
+    quiet = {"progress": False, "visualdl": False, "report": False, "profiler": profiler}
     keys = {"callbacks": job.callbacks.model_copy(update=quiet)}
     found: list[float] = []
 
