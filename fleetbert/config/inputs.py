@@ -33,7 +33,6 @@ class Data(Columns):
         None,
         "cross-validation: number of parts of data.train, each of which is held out of one run "
         "(null: a single run)",
-        common_for=("train",),
         ge=2,
     )
     group_column: Optional[str] = key(
