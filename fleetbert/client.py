@@ -323,7 +323,7 @@ def _read_outputs(outputs: Sequence[dict[str, Any]], body: bytes) -> dict[str, A
     start = 0
     for output in outputs:
         end = start + output["parameters"]["binary_data_size"]
-        tensors[output["name"]] = _unpack(output["datatype"], body[start:end])
+        tensors[output["name"]] = unpack(output["datatype"], body[start:end])
         start = end
     return tensors
 
@@ -373,7 +373,7 @@ def _answers(tensors: dict[str, Any], labels: Labels) -> list[Any]:
     return [Answer(by_name.get(name, name), *more) for name, *more in zip(tensors["label"], *rest)]
 
 
-def _unpack(datatype: str, raw: bytes) -> Any:
+def unpack(datatype: str, raw: bytes) -> Any:
     if datatype == "BYTES":
         texts, at = [], 0
         while at < len(raw):

@@ -10,9 +10,12 @@ from fleetbert.doctor.findings import Finding
 DESCRIPTION = """\
 Check this machine and try its main features, in about two minutes. The checks are of versions,
 processors, GPUs, limits and folders. The trial trains a tiny BERT (also in two ranks), quantizes
-and exports it, answers with every variant, and queries a server. It leaves no files behind.
+and exports it, answers with every variant, and queries a server over HTTP and gRPC. Where there is
+a GPU, every engine for GPUs answers on it and is compared with the CPU, a server too. --all also
+tries quantization-aware training, Paddle Lite and parameter servers. It leaves no files behind.
 
   fleetbert doctor
+  fleetbert doctor --all
   fleetbert doctor --json > doctor.json     # to attach to an issue, above all if you have a GPU
 
 The exit code is 0 if nothing is broken. It is 2 otherwise; the table then says what to do.
@@ -25,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check the machine without the trial, which takes a second",
     )
+    parser.add_argument(
+        "--all", action="store_true", help="try what takes longer too, about two minutes more"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -33,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fleetbert.doctor import trial  # `fleetbert --help` needs none of it
 
     findings = []
-    for finding in trial.examine(not arguments.no_run):
+    for finding in trial.examine(not arguments.no_run, arguments.all):
         findings.append(finding)
         if not arguments.json:
             show(finding)

@@ -93,6 +93,6 @@ COMMANDS: dict[str, tuple[str, Any]] = {
     "distill": ("teach a smaller model what a trained one knows", distill),
     "serve": ("answer over HTTP and gRPC", serve),
     "recipes": ("list the jobs that come with fleetbert, or print one", recipes),
-    "doctor": ("look at this machine and try everything on it", doctor),
+    "doctor": ("check this machine and try the main features on it", doctor),
     "bench": ("measure your own bundle, server or training", bench),
 }

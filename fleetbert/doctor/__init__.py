@@ -2,5 +2,6 @@
 
 machine.py   looks at the machine and the installed packages, without Paddle
 smoke.py     trains, compresses and answers for real, in a process of its own
-command.py   runs both, two ranks and a server, and prints the table
+card.py      answers with one engine on a GPU, in a process of its own
+trial.py     runs these, two ranks, parameter servers and a server
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-State = Literal["ok", "not here", "broken"]
+State = Literal["ok", "not here", "skipped", "broken"]
 
 
 class Finding(NamedTuple):
@@ -22,6 +22,10 @@ def ok(check: str, text: str) -> Finding:
 
 def not_here(check: str, text: str, remedy: str = "") -> Finding:
     return Finding(check, "not here", text, remedy)
+
+
+def skipped(check: str, text: str, remedy: str) -> Finding:
+    return Finding(check, "skipped", text, remedy)
 
 
 def broken(check: str, text: str, remedy: str) -> Finding:

@@ -1,5 +1,5 @@
 """Trains a tiny BERT, compresses it and answers in every variant: `python -m fleetbert.doctor.smoke
-FOLDER`. A line of JSON for each step, a `Finding`; the bundle stays in the folder.
+FOLDER [--all]`. A line of JSON for each step, a `Finding`; the bundle stays in the folder.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 import fleetbert
 from fleetbert.compat import environment, processor
 from fleetbert.core import extras
-from fleetbert.doctor.findings import Finding, broken, not_here, ok
+from fleetbert.doctor.findings import Finding, broken, not_here, ok, skipped
+from fleetbert.tasks.classification.answer import LabelAnswer
 
 SHAPE = {
     "num_hidden_layers": 2,
@@ -26,6 +27,7 @@ SHAPE = {
 }
 TEXTS, DEV = 320, 80
 LEAST_ACCURACY = 0.9  # chance is 0.5; with these texts it is 1.0
+ALL = "fleetbert doctor --all"
 LEAST_AGREEMENT = 0.95  # of a variant's answers with float32's
 REPORT = "please send this table with the whole message to the project's issues"
 
@@ -45,8 +47,10 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write_job(folder: Path, output: str, level: str = "O0", dtype: str = "float16") -> Path:
-    """The file of a training job of seconds."""
+def write_job(
+    folder: Path, output: str, level: str = "O0", dtype: str = "float16", **more: Any
+) -> Path:
+    """The file of a training job of seconds. more: sections."""
     job = {
         "data": {
             "train": str(folder / "train.tsv"),
@@ -58,6 +62,7 @@ def write_job(folder: Path, output: str, level: str = "O0", dtype: str = "float1
         "precision": {"level": level, "dtype": dtype},
         "callbacks": {"progress": False, "report": False, "visualdl": False},
         "output_dir": str(folder / output),
+        **more,
     }
     path = folder / f"{output}.json"  # JSON is YAML
     path.write_text(json.dumps(job), encoding="utf-8")
@@ -98,22 +103,31 @@ def mixed_precision(folder: Path) -> Iterator[Finding]:
         yield step("train bfloat16", partial(trained, folder, "bfloat16", "O1", "bfloat16"))
 
 
-def variants(folder: Path) -> Iterator[Finding]:
+def dev_texts(folder: Path) -> list[str]:
+    lines = (folder / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    return [line.split("\t")[1] for line in lines]
+
+
+def agreement(answers: Sequence[LabelAnswer], expected: Sequence[LabelAnswer]) -> str:
+    """How many answers are those of float32 on the CPU; ValueError where they are too few."""
+    agreed = sum(answer.label == other.label for answer, other in zip(answers, expected))
+    same = agreed / len(expected)
+    if same < LEAST_AGREEMENT:
+        raise ValueError(f"{same:.0%} of its answers are float32's")
+    return f"{same:.0%} of {len(expected)} answers are float32's"
+
+
+def variants(folder: Path, everything: bool) -> Iterator[Finding]:
     """Quantize, cut for early exit, export; each variant answers the dev texts as float32 does."""
     bundle, train, dev = (folder / name for name in ("run/bundle", "train.tsv", "dev.tsv"))
-    texts = [line.split("\t")[1] for line in dev.read_text(encoding="utf-8").splitlines()[1:]]
-    expected = [answer.label for answer in fleetbert.load(bundle)(texts)]
+    texts = dev_texts(folder)
+    expected = fleetbert.load(bundle, task="classification")(texts)
 
     def agree(name: str) -> str:
-        answers = fleetbert.load(bundle, variant=name)(texts)
-        agreed = sum(answer.label == label for answer, label in zip(answers, expected))
-        same = agreed / len(texts)
-        if same < LEAST_AGREEMENT:
-            raise ValueError(f"{same:.0%} of its answers are float32's")
-        return f"{same:.0%} of {len(texts)} answers are float32's"
+        return agreement(fleetbert.load(bundle, name, task="classification")(texts), expected)
 
-    def quantized(method: str) -> str:
-        made = fleetbert.quantize(bundle, method=method, calibration=train, gate=dev, max_drop=0.05)
+    def quantized(method: str, **more: Any) -> str:
+        made = fleetbert.quantize(bundle, method=method, gate=dev, max_drop=0.05, **more)
         return agree(made.name)
 
     def exits() -> str:
@@ -129,13 +143,31 @@ def variants(folder: Path) -> Iterator[Finding]:
         export_onnx(bundle)
         return agree("onnx")
 
-    yield step("quantize static", partial(quantized, "static"))
-    yield step("quantize dynamic", partial(quantized, "dynamic"))
+    def lite() -> str:
+        from fleetbert.export.lite import export_lite  # loads Paddle
+
+        export_lite(bundle, "x86", "int8")
+        return agree("lite-x86-int8")
+
+    yield step("quantize static", partial(quantized, "static", calibration=train))
+    yield step("quantize dynamic", partial(quantized, "dynamic", calibration=train))
     yield step("early exit", exits)
     if importlib.util.find_spec("paddle2onnx") is None:
         yield not_here("export ONNX", "no paddle2onnx: it has wheels for Python 3.8 to 3.12")
     else:
         yield step("export ONNX", onnx)
+    if not everything:
+        yield skipped("quantize QAT", "it trains again", ALL)
+    else:
+        more = {"train": train, "epochs": 1, "learning_rate": 1e-4, "max_length": 16}
+        yield step("quantize QAT", partial(quantized, "qat", **more))
+    if importlib.util.find_spec("paddlelite") is None:
+        remedy = "" if sys.version_info >= (3, 11) else extras.command("lite")
+        yield not_here("export Lite", "no paddlelite: it has wheels for Python 3.8 to 3.10", remedy)
+    elif not everything:
+        yield skipped("export Lite", "its converter takes a while", ALL)
+    else:
+        yield step("export Lite", lite)
 
 
 def step(check: str, do: Callable[[], str]) -> Finding:
@@ -147,7 +179,7 @@ def step(check: str, do: Callable[[], str]) -> Finding:
         return broken(check, f"{type(error).__name__}: {error}".splitlines()[0], REPORT)
 
 
-def run(folder: Path) -> Iterator[Finding]:
+def run(folder: Path, everything: bool) -> Iterator[Finding]:
     paddle = step("Paddle", paddle_runs)
     yield paddle
     if paddle.state == "broken":
@@ -161,9 +193,9 @@ def run(folder: Path) -> Iterator[Finding]:
     yield float32
     yield from mixed_precision(folder)
     if float32.state == "ok":
-        yield from variants(folder)
+        yield from variants(folder, everything)
 
 
 if __name__ == "__main__":
-    for finding in run(Path(sys.argv[1])):
+    for finding in run(Path(sys.argv[1]), "--all" in sys.argv):
         print(json.dumps(finding._asdict()), flush=True)

@@ -83,7 +83,7 @@ def uses_tensorrt(device: Device) -> bool:
     """Whether TensorRT computes; UserError for int8 without it."""
     if device.tensorrt == "off":
         return False
-    lacks = _lacks(device.precision)
+    lacks = tensorrt_lacks(device.precision)
     if lacks and device.precision == "int8":
         raise UserError(f"precision is int8, which needs TensorRT, but {lacks}; or {CPU}")
     if lacks:
@@ -91,7 +91,8 @@ def uses_tensorrt(device: Device) -> bool:
     return not lacks
 
 
-def _lacks(precision: str) -> str:
+def tensorrt_lacks(precision: str) -> str:
+    """What keeps TensorRT from computing in a precision; "" if nothing does."""
     inference = paddle_inference.import_inference()
     needed, installed = inference.get_trt_compile_version(), inference.get_trt_runtime_version()
     if not any(needed):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import fake_card
 import paddle
 import pytest
 
 import fleetbert
 from fleetbert.cli import doctor as command
 from fleetbert.compat import cards, processor, versions
-from fleetbert.doctor import machine, smoke, trial
+from fleetbert.doctor import card, machine, smoke, trial
 from fleetbert.doctor.findings import Finding
 
 COMMAND = [sys.executable, "-m", "fleetbert.cli", "doctor", "--json"]
@@ -42,7 +44,11 @@ def test_everything_runs_here_and_nothing_is_left(tmp_path):
         "train float32", "quantize static", "quantize dynamic", "early exit", "train two ranks",
         "serve", *(["export ONNX"] if sys.version_info < (3, 13) else []),
     }  # fmt: skip
-    assert found["train O1, O2"].state == "not here"
+    assert found["train O1, O2"].state == found["engines on a GPU"].state == "not here"
+    assert found["quantize QAT"].state == "skipped"
+    assert found["quantize QAT"].remedy == "fleetbert doctor --all"
+    state = "not here" if versions.is_paddle_3() else "skipped"
+    assert found["parameter servers"].state == state
     assert found["train bfloat16"].state == ("ok" if processor.bfloat16() else "not here")
     assert list(tmp_path.iterdir()) == []
 
@@ -161,6 +167,62 @@ class TestCards:
     def test_a_driver_that_fails(self, smi):
         found = machine.card(smi("NVIDIA-SMI has failed: no driver", 9))
         assert (found.state, found.observed) == ("broken", "NVIDIA-SMI has failed: no driver")
+
+
+@pytest.fixture
+def tried(tiny_bundle, tmp_path):
+    """A folder as `smoke` leaves it, with the tiny bundle."""
+    shutil.copytree(tiny_bundle, tmp_path / "run" / "bundle")
+    smoke.write_data(tmp_path)
+    return tmp_path
+
+
+class TestEnginesOnACard:
+    """On a card that the CPU stands in for (`fake_card`)."""
+
+    def test_each_is_compared_with_the_cpu(self, tried, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tried))
+        created = fake_card.put_in(monkeypatch)
+        found = {card.name(*engine): card.run(tried, *engine) for engine in card.ENGINES}
+        assert all(name == finding.check for name, finding in found.items())
+        for name in ("GPU float16", "GPU float16 TensorRT"):
+            assert found[name].observed.startswith("100% of 80 answers are float32's, logits wi")
+        assert sum(len(config.called("enable_tensorrt_engine")) for config in created) == 2
+        lacking = {name: each.observed for name, each in found.items() if each.state != "ok"}
+        assert lacking.pop("GPU bfloat16 TensorRT") == "TensorRT 8.5.1 has no bfloat16"
+        assert list(lacking) == ["GPU int8 TensorRT", "GPU early exit float32",
+                                 "GPU early exit float16"]  # fmt: skip
+        assert "has no variant 'int8-static'; it has: float32" in lacking["GPU int8 TensorRT"]
+
+    def test_what_fails_says_so(self, tried, monkeypatch):
+        fake_card.put_in(monkeypatch, count=0)
+        found = card.run(tried, "float32", "float16", "off")
+        assert found.state == "not here"
+        assert found.observed.startswith("device is gpu, but Paddle finds no GPU")
+        fake_card.put_in(monkeypatch)
+        monkeypatch.setattr(fake_card.RecordedConfig, "enable_use_gpu", None, raising=False)
+        found = card.run(tried, "float32", "float32", "off")
+        assert found.state == "broken"
+        assert found.observed == "TypeError: 'NoneType' object is not callable"
+
+    def test_a_process_that_ends_is_a_finding_and_the_next_is_tried(self, tried, monkeypatch):
+        (tried / "paddle.py").write_text("import os; os.abort()")
+        monkeypatch.setenv("PYTHONPATH", str(tried))
+        monkeypatch.setattr(card, "ENGINES", card.ENGINES[:2])
+        monkeypatch.setattr(trial, "served", lambda _, check, *words: Finding(check, "ok", words))
+        *engines, server = trial.on_card(tried, has_card=True)
+        assert [found.check for found in engines] == ["GPU float32", "GPU float16"]
+        ended = "the process ended with exit code -6, before its first step"
+        assert all(found.observed.startswith(ended) for found in engines)
+        assert server.observed == ("engine.device=gpu", "engine.precision=float16")
+
+
+def test_a_server_is_asked_over_http_and_grpc(tried):
+    """The labels of a random network, twice: over HTTP and over gRPC."""
+    texts = ["word1 word2 word3", "word60 word61 word62"]
+    labels = [answer.label for answer in fleetbert.load(tried / "run" / "bundle")(texts)]
+    found = trial.served(tried, "serve")
+    assert found.observed == f"answered {labels * 2}, exit code 0"
 
 
 def test_the_table_has_a_line_for_each_and_the_remedy_below(capsys):
