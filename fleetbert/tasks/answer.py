@@ -85,7 +85,8 @@ class Answers:
             return largest
         mean: np.ndarray = np.add.reduceat(outputs * layout.shares[:, None], layout.starts)
         if layout.pool == "vectors":
-            mean /= np.linalg.norm(mean, axis=1, keepdims=True) + TINY
+            size = np.linalg.norm(mean, axis=1, keepdims=True) + TINY
+            return np.where(np.bincount(layout.text)[:, None] > 1, mean / size, mean)
         return mean
 
     def of_texts(

@@ -162,6 +162,21 @@ void read_task(const Reader& task, Bundle& bundle) {
   }
 }
 
+// What becomes of texts with more than max_length tokens, which is known already.
+void read_long_texts(const Reader& reader, Bundle& bundle) {
+  auto& long_texts = bundle.long_texts;
+  long_texts.method = reader.at("method").text();
+  if (long_texts.method != "windows" && long_texts.method != "head_tail") {
+    reader.at("method").fail("is neither windows nor head_tail");
+  }
+  const auto stride = reader.at("stride").number();
+  if (stride < 0 || static_cast<size_t>(stride) > bundle.max_length / 2) {
+    reader.at("stride").fail("is out of bounds");
+  }
+  long_texts.stride = static_cast<size_t>(stride);
+  long_texts.pool = reader.at("pool").text();
+}
+
 }  // namespace
 
 std::string_view this_target() {
@@ -196,6 +211,7 @@ Bundle read_bundle(const std::filesystem::path& root) {
   const auto length = reader.at("max_length").number();
   if (length < 3 || length > kMaxLength) reader.at("max_length").fail("is out of bounds");
   bundle.max_length = static_cast<size_t>(length);
+  if (reader.has("long_texts")) read_long_texts(reader.at("long_texts"), bundle);
   const auto tokenizer = reader.at("tokenizer");
   bundle.is_wordpiece = tokenizer.at("kind").text() == "wordpiece";
   if (bundle.is_wordpiece) {
@@ -301,7 +317,8 @@ std::unique_ptr<Tokenizer> open_tokenizer(const Bundle& bundle, const Variant& v
   } else {
     opened = std::make_unique<Unigram>(file_of(bundle, variant, "unigram.safetensors"));
   }
-  const auto needed = opened->special_tokens(bundle.pair);
+  const auto needed =
+      opened->special_tokens(bundle.pair) + (bundle.long_texts.method == "cut" ? 0 : 1);
   if (bundle.max_length < needed) {
     throw UserError((bundle.root / "manifest.json").string() + ": max_length is " +
                     std::to_string(bundle.max_length) + ", and its tokenizer needs " +

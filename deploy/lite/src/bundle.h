@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "windows.h"
 #include "wordpiece.h"
 
 namespace fleetbert {
@@ -43,6 +44,7 @@ struct Bundle {
   std::vector<double> thresholds;  // of kLabels: the probability above which a text has each
   size_t outputs = 0;  // numbers that the model gives for a text, of kSpans for a token
   size_t max_length = 0;
+  LongTexts long_texts;  // what becomes of texts with more tokens
   bool is_wordpiece = true;     // else Unigram, in the variants
   WordPieceSettings wordpiece;  // if it is
   std::string vocab_sha256;     // if it is

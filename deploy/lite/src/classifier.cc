@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <numeric>
 #include <stdexcept>
 
@@ -13,6 +14,42 @@ namespace {
 
 // Boards have small caches: more in a batch does not make a text cheaper.
 constexpr size_t kBatchTokens = 1024;
+
+// A text without the middle of the tokens that are divided, where it has more than max_length.
+void leave_middle_out(Encoding& encoding, std::vector<Word>& words, size_t max_length) {
+  if (encoding.ids.size() <= max_length) return;
+  const auto left_out = encoding.ids.size() - max_length;
+  const auto room = encoding.last - encoding.first - left_out;
+  const auto head = encoding.first + room - room / 2, tail = encoding.last - room / 2;
+  const auto begin = encoding.ids.begin();
+  encoding.ids.erase(begin + static_cast<std::ptrdiff_t>(head),
+                     begin + static_cast<std::ptrdiff_t>(tail));
+  if (encoding.last <= encoding.first_length) encoding.first_length -= left_out;
+  encoding.truncated = true;
+  std::vector<Word> kept;
+  for (auto word : words) {
+    if (word.token >= head && word.token < tail) continue;
+    if (word.token >= tail) word.token -= left_out;
+    kept.push_back(word);
+  }
+  words = std::move(kept);
+}
+
+// The row of a window of a text: its tokens between those that every row repeats.
+Row part_of(const Row& row, size_t begin, size_t end) {
+  const auto part = [&](const std::vector<int64_t>& all) {
+    const auto at = [&](size_t place) { return all.begin() + static_cast<std::ptrdiff_t>(place); };
+    std::vector<int64_t> some(all.begin(), at(row.first));
+    some.insert(some.end(), at(begin), at(end));
+    some.insert(some.end(), at(row.last), all.end());
+    return some;
+  };
+  Row made;
+  made.input_ids = part(row.input_ids);
+  made.token_type_ids = part(row.token_type_ids);
+  made.speed = row.speed;
+  return made;
+}
 
 }  // namespace
 
@@ -62,13 +99,26 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
 
 Row Classifier::encode(std::string_view text, std::string_view second) const {
   const bool spans = bundle_.kind == Kind::kSpans;
-  auto encoding = bundle_.pair ? tokenizer_->encode(text, second, bundle_.max_length)
-                  : spans      ? tokenizer_->encode_with_pieces(text, bundle_.max_length)
-                               : tokenizer_->encode(text, bundle_.max_length);
+  const auto& method = bundle_.long_texts.method;
+  Encoding encoding;
+  if (method == "cut") {
+    encoding = bundle_.pair ? tokenizer_->encode(text, second, bundle_.max_length)
+               : spans      ? tokenizer_->encode_with_pieces(text, bundle_.max_length)
+                            : tokenizer_->encode(text, bundle_.max_length);
+  } else {
+    encoding = bundle_.pair ? tokenizer_->encode_whole(text, second, bundle_.max_length)
+                            : tokenizer_->encode_whole(text, spans);
+  }
   Row row;
   if (spans) {
     row.text = text;
     row.words = words_of(decode_utf8(text), encoding.pieces, tokenizer_->specials_before());
+  }
+  if (method == "windows" && encoding.ids.size() > bundle_.max_length) {
+    row.first = encoding.first;
+    row.last = encoding.last;
+  } else if (method == "head_tail") {
+    leave_middle_out(encoding, row.words, bundle_.max_length);
   }
   row.token_type_ids.assign(encoding.ids.size(), 1);
   std::fill_n(row.token_type_ids.begin(), encoding.first_length, 0);
@@ -78,6 +128,47 @@ Row Classifier::encode(std::string_view text, std::string_view second) const {
 }
 
 std::vector<Answer> Classifier::answer(const std::vector<const Row*>& rows) const {
+  std::vector<Window> all;
+  std::vector<const Row*> parts;
+  std::deque<Row> made;  // whose places stay
+  for (size_t text = 0; text < rows.size(); ++text) {
+    const auto& row = *rows[text];
+    if (row.last == 0) {
+      all.push_back({text, 0, row.input_ids.size()});
+      parts.push_back(&row);
+      continue;
+    }
+    const auto room = bundle_.max_length + row.last - row.first - row.input_ids.size();
+    const auto stride = std::min(bundle_.long_texts.stride, room / 2);
+    for (const auto& [begin, end] : windows(row.last - row.first, room, stride)) {
+      all.push_back({text, row.first + begin, row.first + end});
+      made.push_back(part_of(row, row.first + begin, row.first + end));
+      parts.push_back(&made.back());
+    }
+  }
+  auto found = answer_rows(parts);
+  std::vector<Answer> answers(rows.size());
+  for (size_t start = 0, end = 0; start < all.size(); start = end) {
+    while (end < all.size() && all[end].text == all[start].text) ++end;
+    auto& answer = answers[all[start].text] = std::move(found[start]);
+    if (end == start + 1) continue;
+    const auto& row = *rows[all[start].text];
+    std::vector<std::vector<float>> outputs{std::move(answer.logits)};
+    for (auto n = start + 1; n < end; ++n) {
+      outputs.push_back(std::move(found[n].logits));
+      answer.layer = std::max(answer.layer, found[n].layer);
+    }
+    const auto at = all.begin() + static_cast<std::ptrdiff_t>(start);
+    const std::vector<Window> of_text(at, at + static_cast<std::ptrdiff_t>(end - start));
+    answer.logits = bundle_.kind == Kind::kSpans
+                        ? stitch(of_text, outputs, row.first, row.last, row.input_ids.size(),
+                                 bundle_.outputs)
+                        : pool(of_text, outputs, bundle_.long_texts.pool, bundle_.outputs);
+  }
+  return answers;
+}
+
+std::vector<Answer> Classifier::answer_rows(const std::vector<const Row*>& rows) const {
   std::vector<size_t> order(rows.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto length = [&](size_t number) { return rows[number]->input_ids.size(); };

@@ -15,11 +15,12 @@
 
 namespace fleetbert {
 
-// A text as the engine takes it.
+// A text: a row of the engine's, or several, of its windows.
 struct Row {
   std::vector<int64_t> input_ids;
   std::vector<int64_t> token_type_ids;  // as many
   bool truncated = false;
+  size_t first = 0, last = 0;  // where the tokens begin and end that windows divide; 0: none
   std::string text;          // of spans, and what is tagged of it
   std::vector<Word> words;
   std::optional<double> speed;  // of early exit; nothing: the classifier's own
@@ -49,6 +50,9 @@ class Classifier {
   Engine& engine() const { return *engine_; }
 
  private:
+  // The rows' answers, each of no more tokens than the model reads at once.
+  std::vector<Answer> answer_rows(const std::vector<const Row*>& rows) const;
+
   Classifier(Bundle bundle, Variant variant, std::unique_ptr<Tokenizer> tokenizer,
              Exits exits, std::unique_ptr<Engine> engine);
 

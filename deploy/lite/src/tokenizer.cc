@@ -8,6 +8,7 @@
 namespace fleetbert {
 namespace {
 
+constexpr size_t kWhole = size_t{1} << 30;  // tokens: no text has more
 constexpr size_t kCounted = 1 << 12;  // COUNTED of fleetbert/data/tokenizers/base.py
 
 void append(const std::vector<int64_t>& from, std::vector<int64_t>& to) {
@@ -63,13 +64,35 @@ Encoding Tokenizer::finish(std::vector<int64_t> found, size_t max_length) const 
   return encoding;
 }
 
+Encoding Tokenizer::encode_whole(std::string_view text, bool with_pieces) const {
+  auto encoding = with_pieces ? encode_with_pieces(text, kWhole) : encode(text, kWhole);
+  encoding.first = template_.before.size();
+  encoding.last = encoding.ids.size() - template_.after.size();
+  return encoding;
+}
+
+Encoding Tokenizer::encode_whole(std::string_view first, std::string_view second,
+                                 size_t max_length) const {
+  auto a = pieces(first), b = pieces(second);
+  const auto room = max_length - special_tokens(true);
+  const bool is_second = b.size() >= a.size();
+  auto& shorter = is_second ? a : b;
+  const bool truncated = a.size() + b.size() > room && shorter.size() > room / 2;
+  if (truncated) cut(shorter, room / 2, template_.left);
+  const auto end_of_a = template_.before.size() + a.size();
+  auto encoding = join(a, b);
+  encoding.truncated = truncated;
+  encoding.first = is_second ? end_of_a + template_.between.size() : template_.before.size();
+  encoding.last = is_second ? encoding.ids.size() - template_.after.size() : end_of_a;
+  return encoding;
+}
+
 Encoding Tokenizer::encode(std::string_view first, std::string_view second,
                            size_t max_length) const {
   auto a = pieces(first), b = pieces(second);
-  Encoding encoding;
   const auto room = max_length - special_tokens(true);
-  encoding.truncated = a.size() + b.size() > room;
-  if (encoding.truncated) {
+  const bool truncated = a.size() + b.size() > room;
+  if (truncated) {
     const auto beside_a = room > a.size() ? room - a.size() : 0;
     const auto most = std::max(max_length + 1, kCounted);
     const auto odd = std::min(b.size(), most) >= std::min(a.size(), most) ? room % 2 : 0;
@@ -77,6 +100,13 @@ Encoding Tokenizer::encode(std::string_view first, std::string_view second,
     cut(b, kept, template_.left);
     cut(a, room - kept, template_.left);
   }
+  auto encoding = join(a, b);
+  encoding.truncated = truncated;
+  return encoding;
+}
+
+Encoding Tokenizer::join(const std::vector<int64_t>& a, const std::vector<int64_t>& b) const {
+  Encoding encoding;
   encoding.ids.reserve(a.size() + b.size() + special_tokens(true));
   append(template_.before, encoding.ids);
   append(a, encoding.ids);

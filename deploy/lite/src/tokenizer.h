@@ -17,6 +17,7 @@ struct Piece {
 struct Encoding {
   std::vector<int64_t> ids;
   size_t first_length = 0;  // how many tokens belong to segment 0
+  size_t first = 0, last = 0;  // of a whole text: where the tokens begin and end that are divided
   std::vector<Piece> pieces;  // of a text without special tokens, where they were asked for
   bool truncated = false;         // whether tokens were left out to keep max_length
 };
@@ -43,6 +44,11 @@ class Tokenizer {
   // The same of one text, with `Encoding::pieces`.
   Encoding encode_with_pieces(std::string_view text, size_t max_length) const;
 
+  // All tokens of a text; of a pair with more than max_length tokens the shorter text is cut to
+  // half of the room, and the longer one is divided. `Encoding::first` and `last` are set.
+  Encoding encode_whole(std::string_view text, bool with_pieces) const;
+  Encoding encode_whole(std::string_view first, std::string_view second, size_t max_length) const;
+
   size_t special_tokens(bool pair) const;
   size_t specials_before() const { return template_.before.size(); }
   size_t vocab_size() const { return size_; }
@@ -59,6 +65,7 @@ class Tokenizer {
   // With their characters. Throws UserError where the kind does not know them.
   virtual std::vector<Piece> pieces_with_characters(std::string_view text) const;
   Encoding finish(std::vector<int64_t> found, size_t max_length) const;
+  Encoding join(const std::vector<int64_t>& a, const std::vector<int64_t>& b) const;
 };
 
 }  // namespace fleetbert

@@ -17,7 +17,8 @@ from same_answers import nearly
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
-from fleetbert.data import ragged
+from fleetbert.core.reading import Reading
+from fleetbert.data import ragged, windows
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 
 TAGS = ["O", "B-loc", "I-loc", "B-人", "I-人"]
@@ -35,30 +36,56 @@ TOLD = {
     "embedding": {"labels": [], "width": 7, "pooling": "mean"},
     "token_classification": {"labels": TAGS},
 }
-TEXTS = ["word1 word2", "word3, word4 word5", "字字 word6", "word7 " * 30, "wörd8 e\u0301 5€"]
+READINGS = {
+    "cut": None,
+    "windows": Reading(16, "windows", 5),
+    "max": Reading(16, "windows", 0, "max"),
+    "head_tail": Reading(16, "head_tail"),
+}
+TEXTS = [
+    "word1 word2",
+    "word3, word4 word5",
+    "字字 word6",
+    " ".join(WORDS[:45]),
+    "wörd8 e\u0301 5€",
+]
 
 
-def expected(bundle, name: str, texts, vocab=None, max_length=16):
+def expected(bundle, name: str, texts, vocab=None):
     """The task, its labels and the outputs that the fake engine gives."""
     task = tasks.of(bundles.read(bundle).task)
     labels = bundles.read(bundle).task.answered_labels
     tokenizer = WordPiece(of_vocab(vocab or bundle / "vocab.txt", True))
     pairs = list(texts[::-1]) if task.shape.pair else None
-    encoded = task.answer.encode(tokenizer, list(texts), pairs, max_length)
-    rows = np.empty(len(texts), object)
-    for number, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths.tolist())):
+    encoded = task.answer.encode(tokenizer, list(texts), pairs, bundles.read(bundle).reading)
+    of_rows, layout = windows.divide(encoded) or (encoded, None)
+    rows = np.empty(len(of_rows.ids), object)
+    for number, (ids, first) in enumerate(zip(of_rows.ids, of_rows.first_lengths.tolist())):
         if task.shape.per_token:
             rows[number] = fake_tokens(ids.tolist(), len(labels))
         else:
             types = [0] * first + [1] * (len(ids) - first)
             rows[number] = fake_logits(ids.tolist(), types, task.outputs(labels))
-    outputs = rows if task.shape.per_token else np.stack(rows)
+    outputs = task.answer.pool(rows if task.shape.per_token else np.stack(rows), layout)
     return task, labels, task.answer.of_texts(outputs, encoded.words, texts)
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_predict_and_the_server_tell_what_fleetbert_tells(lite, predict, programs, make, name):
-    bundle = make(task=name, **TOLD[name])
+@pytest.mark.parametrize(
+    ("name", "reading"),
+    [
+        *((name, "cut") for name in TOLD),
+        *((name, "windows") for name in TOLD),
+        *((name, "head_tail") for name in ("classification", "ranking", "token_classification")),
+        ("multi_label_classification", "max"),
+    ],
+)
+def test_predict_and_the_server_tell_what_fleetbert_tells(
+    lite, predict, programs, make, name, reading
+):
+    read = READINGS[reading]
+    if read is not None and name == "embedding":
+        read = read._replace(pool="vectors")
+    bundle = make(task=name, reading=read, **TOLD[name])
     task, labels, outputs = expected(bundle, name, TEXTS)
     pairs = zip(TEXTS, TEXTS[::-1])
     lines = ("\t".join(pair) if task.shape.pair else pair[0] for pair in pairs)
@@ -102,7 +129,7 @@ def test_words_are_those_of_fleetbert(predict, make, tmp_path):
     vocab = write_vocabulary(tmp_path / "vocab.txt", texts)
     name, told = "token_classification", TOLD["token_classification"]
     bundle = make(task=name, vocab=vocab, max_length=32, **told)
-    task, labels, outputs = expected(bundle, name, texts, vocab, 32)
+    task, labels, outputs = expected(bundle, name, texts, vocab)
     found = answers_of(predict(bundle, text="\n".join(texts)))
     wanted = [answer.as_json() for answer in task.answer.to_answers(labels, outputs, None)]
     wrong = [(ascii(text), a, b) for text, a, b in zip(texts, found, wanted)
