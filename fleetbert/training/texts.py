@@ -32,6 +32,8 @@ from fleetbert.training.trainable import Described, Trainable
 
 # `data.cache: auto` caches tables of more bytes; 32 MiB are about 300,000 sentences.
 LARGE = 32 << 20
+# The share of texts that may be truncated without a word.
+LARGEST_TRUNCATED = 0.05
 # The share of the variance of lengths that labels may explain without a word.
 LARGEST_EXPLAINED = 0.3
 
@@ -232,6 +234,16 @@ class TextTask(Trainable):
                     "texts' lengths, so that batches of similar length hold mostly one label; "
                     "data.batching=pad mixes them"
                 )
+        truncated, texts = self.train.encodings.truncated, max(1, len(self.train.labels))
+        if self.job.data.long_texts == "cut" and truncated / texts > LARGEST_TRUNCATED:
+            positions = self.source.shape.get("max_position_embeddings", 512)
+            longest = self.job.data.max_length
+            more = f"data.max_length up to {positions}, or " if longest < positions else ""
+            warnings.append(
+                f"{self.train.name}: {truncated / texts:.0%} of the texts have more than "
+                f"data.max_length: {longest} tokens and lose their end; set {more}"
+                "data.long_texts=windows"
+            )
         is_number = self.task.shape.labelled and not self.labels
         if self.dev is not None and is_number and (same := self.task.labels.alike(self.dev.labels)):
             warnings.append(f"{self.dev.name}: {same}; nothing is measured by it")

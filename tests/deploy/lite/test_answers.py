@@ -42,6 +42,7 @@ READINGS = {
     "max": Reading(16, "windows", 0, "max"),
     "head_tail": Reading(16, "head_tail"),
 }
+LONG = " ".join(WORDS[:45])
 TEXTS = [
     "word1 word2",
     "word3, word4 word5",
