@@ -49,6 +49,30 @@ def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
     return task_heads.build(task, config)
 
 
+def write_encoder(folder: Path, task: str = "embedding", deviation: float = 0.05):
+    """Write a folder in Hugging Face format; returns its network. Of an embedding it says that it
+    pools by the mean; with a small deviation that is nearly the mean of the words' embeddings."""
+    import paddle
+
+    from fleetbert.data import tokenizers
+    from fleetbert.models import encoders, sources, task_heads, weights
+    from fleetbert.models.bert import BertConfig
+
+    vocab = folder.parent / "vocab.txt"
+    vocab.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
+    shape: encoders.Shape = {
+        "vocab_size": len(VOCAB), "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 128,
+        "type_vocab_size": 2, "layer_norm_eps": 1e-5,
+    }  # fmt: skip
+    paddle.seed(5)
+    network = task_heads.build(task, BertConfig(initializer_range=deviation, **shape))
+    network.eval()
+    spec = tokenizers.of_vocab(vocab, True)
+    weights.save_folder(network, sources.Source("made", shape, spec, None, encoders.BERT), folder)
+    return network
+
+
 LABELS_OF = {
     "multi_label_classification": ["joy", "love", "怒"],
     "token_classification": ["O", "B-loc", "I-loc"],

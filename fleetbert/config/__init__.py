@@ -32,15 +32,8 @@ if TYPE_CHECKING:
     from fleetbert.config.loading import distills_itself, from_keys, load_as
     from fleetbert.config.search import Budget, Compress
     from fleetbert.config.section import Section, key
-    from fleetbert.config.training import (
-        Config,
-        Loss,
-        Optimizer,
-        Precision,
-        Strategy,
-        Task,
-        Trainer,
-    )
+    from fleetbert.config.task import Task
+    from fleetbert.config.training import Config, Loss, Optimizer, Precision, Strategy, Trainer
 
 _NAMES = {
     "callbacks": "Callbacks",
@@ -53,7 +46,8 @@ _NAMES = {
     "loading": "distills_itself from_keys load_as",
     "search": "Budget Compress",
     "section": "Section key",
-    "training": "Config Loss Optimizer Precision Strategy Task Trainer",
+    "task": "Task",
+    "training": "Config Loss Optimizer Precision Strategy Trainer",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

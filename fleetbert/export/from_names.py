@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
-import paddle
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
-from fleetbert.data import batching, tokenizers
+from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.export.program import export_bundle
-from fleetbert.models import sources, task_heads, weights
+from fleetbert.models import sources, task_heads, vectors, weights
 from fleetbert.models.encoders import ENCODER
-from fleetbert.tasks import collect, vector_heads
+from fleetbert.tasks import vector_heads
 
 LONGEST = 128  # tokens
-BATCH_TOKENS = 2048
 
 
 class Classifier(NamedTuple):
@@ -36,15 +34,7 @@ class Classifier(NamedTuple):
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [texts, hidden], each of length 1."""
         encodings = self.tokenizer.encode(texts, None, self.max_length)
-        room = np.zeros((len(texts), self.source.shape["hidden_size"]), np.float32)
-        limits = {"max_length": self.max_length, "pad_id": self.tokenizer.pad_id}
-        with paddle.no_grad():
-            for part in batching.plan_inference(encodings.lengths, BATCH_TOKENS):
-                batch = batching.collate(encodings, part, packed=False, **limits)
-                inputs = collect.network_inputs(batch)
-                tensors = {name: paddle.to_tensor(array) for name, array in inputs.items()}
-                room[part] = self.network.vectors(**tensors).numpy()
-        return room
+        return vectors.of(self.network, encodings, self.max_length, self.tokenizer.pad_id)
 
     def write(self, path: Path) -> bundles.Bundle:
         """Export it to a bundle at `path`."""
@@ -82,7 +72,7 @@ def classify(
     max_length = min(LONGEST, source.shape.get("max_position_embeddings", LONGEST))
     classifier = Classifier(network, source, tokenizer, list(labels), max_length)
     described = np.stack([classifier.vectors(list(of)).mean(0) for of in labels.values()])
-    vectors = classifier.vectors(texts)
-    head = vector_heads.of_names(vector_heads.unit(described), vectors)
+    of_texts = classifier.vectors(texts)
+    head = vector_heads.of_names(vector_heads.unit(described), of_texts)
     network.set_head(head)
-    return classifier, head.logits(vectors)
+    return classifier, head.logits(of_texts)

@@ -49,23 +49,39 @@ def of_names(names: np.ndarray, texts: np.ndarray) -> Linear:
     return Linear(weight.astype(np.float32), (-mean @ weight).astype(np.float32))
 
 
+def centres(vectors: np.ndarray, labels: np.ndarray, count: int, temperature: float) -> Linear:
+    """The cosine with the mean vector of each label's texts, divided by a temperature. Arguments as
+    in `of_texts`."""
+    members = np.eye(count, dtype=vectors.dtype)[labels]  # (texts, labels)
+    weight = unit(members.T @ vectors).T / temperature
+    return Linear(weight.astype(np.float32), np.zeros(count, np.float32))
+
+
 def of_texts(vectors: np.ndarray, labels: np.ndarray, count: int) -> Linear:
     """Linear discriminant analysis of the vectors [texts, width] of texts with these labels, int64
     [texts], of which there are `count`; each has a text.
 
     The covariance within labels is shrunk to a multiple of the identity (Friedman 1989): there are
-    fewer texts than dimensions. All labels are equally likely.
+    fewer texts than dimensions. All labels are equally likely. Vectors that were trained lie too
+    near to their means, so the logits vary as much as cosines with the means do.
     """
     members = np.eye(count, dtype=vectors.dtype)[labels]  # (texts, labels)
     means = members.T @ vectors / members.sum(0)[:, None]
     rest = vectors - means[labels]
-    covariance = rest.T @ rest / max(1, len(vectors) - count)
+    covariance = rest.T @ rest / len(vectors)
     width = len(covariance)
     even = max(np.trace(covariance) / width, 1e-6)
     covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * even * np.eye(width)
     weight = np.linalg.solve(covariance, means.T)
     bias = -(means * weight.T).sum(1) / 2
-    return Linear(weight.astype(np.float32), bias.astype(np.float32))
+    cosines = vectors @ unit(means).T / ANSWER_TEMPERATURE
+    scale = _spread(cosines) / _spread(vectors @ weight + bias)
+    return Linear((scale * weight).astype(np.float32), (scale * bias).astype(np.float32))
+
+
+def _spread(logits: np.ndarray) -> float:
+    """Standard deviation within a text."""
+    return float(np.sqrt(logits.var(axis=1).mean()))
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from fleetbert.training import checkpoint, rows
 from fleetbert.training.calibration import calibrate
 from fleetbert.training.callbacks import Callback, build
 from fleetbert.training.callbacks.tracking import draw_graph
+from fleetbert.training.few_labels import FewLabels
 from fleetbert.training.loop import Metrics, Run, State, Summary
 from fleetbert.training.strategies import connect
 from fleetbert.training.strategies.parameter_server import server
@@ -75,7 +76,8 @@ def train(
         def open_with_metrics(job: schema.Config, strategy: Single) -> TextTask:
             if labels and not tasks.get(job.task.name).shape.least_labels:
                 raise UserError(f"labels: task.name: {job.task.name} has none; leave labels out")
-            task = open_task(job, strategy, labels=list(labels) if labels else None)
+            kind = FewLabels if job.task.few_shot else None
+            task = open_task(job, strategy, kind=kind, labels=list(labels) if labels else None)
             task.metrics = metrics or {}
             return task
 
@@ -250,6 +252,7 @@ def _write_results(run: Run, summary: Summary) -> None:
     best = run.state.best
     summary["dev"] = dict(best)
     network.eval()
+    summary["dev"].update(task.finish(network))
     thresholds = {}
     if task.held is not None:
         fitted, summary["calibration"] = calibrate(task, network, task.held)

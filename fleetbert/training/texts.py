@@ -36,6 +36,7 @@ LARGE = 32 << 20
 LARGEST_TRUNCATED = 0.05
 # The share of the variance of lengths that labels may explain without a word.
 LARGEST_EXPLAINED = 0.3
+FEW_TEXTS = 64  # of a label: `task.few_shot` learns more from fewer
 
 # Of the texts' targets, as `Labels.targets` gives them, and the network's outputs, float32 [texts,
 # outputs].
@@ -64,7 +65,7 @@ def open_task(
         )
     opened = open_splits(job, tokenizer, connected)
     task = tasks.get(job.task.name)
-    if task.shape.pooled:
+    if task.shape.pooled or job.task.few_shot:
         source = source.with_pooling(job.task.pooling, "task.pooling")
     if labels is None:
         labels = _as_resumed(job, task.labels.labels_of(opened[0][1]))
@@ -219,7 +220,20 @@ class TextTask(Trainable):
             notes.append(f"{name}: not needed: {', '.join(loaded.unused)}")
         if head := weights.describe_head(self.source, self.labels):
             notes.append(f"{name}: {head}")
+        if self._has_few_labels:
+            notes.append(
+                f"{self.train.name}: {len(self.train.labels) / len(self.labels):.1f} texts a label "
+                "are few; task.few_shot=true learns more from them (docs/few_labels.md)"
+            )
         return notes
+
+    @property
+    def _has_few_labels(self) -> bool:
+        """Whether `training.few_labels` could learn more of the texts."""
+        is_single = self.task.shape.picks_label and not self.task.shape.pair and bool(self.labels)
+        texts = len(self.train.labels)
+        can = is_single and sources.is_of_vectors(self.source) and not self.job.task.few_shot
+        return can and texts < FEW_TEXTS * len(self.labels)
 
     def warnings(self) -> list[str]:
         doubts = self.task.labels.doubts(self.train.labels, self.labels)
@@ -311,6 +325,10 @@ class TextTask(Trainable):
     def dev_arrays(self, part: np.ndarray) -> Arrays:
         assert self.dev is not None
         return self._arrays(self.dev, part)
+
+    def finish(self, network: nn.Layer) -> Metrics:
+        """Complete the trained network; returns the dev metrics that this changes."""
+        return {}
 
     def outputs(self, network: nn.Layer, split: Split) -> np.ndarray:
         """Return the network's outputs for all texts of a split, float32 [texts, outputs]."""

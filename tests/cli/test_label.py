@@ -11,8 +11,6 @@ import pytest
 import tiny_bert
 
 import fleetbert
-from fleetbert.models import encoders, sources, task_heads, weights
-from fleetbert.models.bert import BertConfig
 
 RANDOM = np.random.default_rng(0)
 NAMES = ["word1 word2", "word30_word31", "字3"]
@@ -24,23 +22,8 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    """A folder in Hugging Face format whose vectors are means of words' embeddings, nearly."""
-    import paddle
-
-    from fleetbert.data import tokenizers
-
-    vocab = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    vocab.write_text("\n".join(tiny_bert.VOCAB) + "\n", encoding="utf-8")
-    shape: encoders.Shape = {
-        "vocab_size": len(tiny_bert.VOCAB), "hidden_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 64,
-        "type_vocab_size": 2, "layer_norm_eps": 1e-5,
-    }  # fmt: skip
-    paddle.seed(5)
-    network = task_heads.build("embedding", BertConfig(initializer_range=0.05, **shape))
-    spec = tokenizers.of_vocab(vocab, True)
     folder = tmp_path_factory.mktemp("encoder") / "model"
-    weights.save_folder(network, sources.Source("made", shape, spec, None, encoders.BERT), folder)
+    tiny_bert.write_encoder(folder)
     return folder
 
 

@@ -19,8 +19,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compat import processor
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer
-from fleetbert.models import encoders, sources, task_heads, weights
-from fleetbert.models.bert import BertConfig
+from fleetbert.models import sources
 
 RANDOM = np.random.default_rng(0)
 TEXTS = [
@@ -33,18 +32,8 @@ HALF = ("bfloat16",) if processor.bfloat16() else ()  # variants that this proce
 def made(tmp_path_factory):
     """A BERT's folder as Hugging Face has it, and the states of its last layer for each text."""
     folder = tmp_path_factory.mktemp("encoder") / "model"
-    vocab = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    vocab.write_text("\n".join(tiny_bert.VOCAB) + "\n", encoding="utf-8")
-    shape: encoders.Shape = {
-        "vocab_size": len(tiny_bert.VOCAB), "hidden_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 128,
-        "type_vocab_size": 2, "layer_norm_eps": 1e-5,
-    }  # fmt: skip
-    paddle.seed(5)
-    network = task_heads.build("mlm", BertConfig(initializer_range=0.3, **shape))
-    network.eval()
-    spec = tokenizers.of_vocab(vocab, True)
-    weights.save_folder(network, sources.Source("made", shape, spec, None, encoders.BERT), folder)
+    network = tiny_bert.write_encoder(folder, "mlm", 0.3)
+    spec = tokenizers.of_vocab(folder.parent / "vocab.txt", True)
     ids = tokenizers.open(spec).encode(TEXTS, None, 64).ids
     bert = network.network.bert
     tensors = [paddle.to_tensor([one], "int64") for one in ids]

@@ -24,10 +24,14 @@ def test_a_discriminant_is_scikit_learns():
         solver="lsqr", shrinkage=vector_heads.SHRINKAGE, priors=[1 / LABELS] * LABELS
     ).fit(vectors, labels)
     found = vector_heads.of_texts(vectors, labels, LABELS).logits(vectors)
-    # scikit-learn divides the covariance by the texts, not by the degrees of freedom.
-    expected = peer.decision_function(vectors) * (30 - LABELS) / 30
-    difference = expected - found
-    np.testing.assert_allclose(difference, difference[:, :1] + np.zeros(LABELS), atol=1e-4)
+    expected = peer.decision_function(vectors)
+    centred, wanted = (some - some.mean(1, keepdims=True) for some in (found, expected))
+    factor = (centred * wanted).sum() / (wanted**2).sum()
+    assert factor > 0
+    np.testing.assert_allclose(centred, factor * wanted, atol=1e-4)
+    near = vector_heads.centres(vectors, labels, LABELS, vector_heads.ANSWER_TEMPERATURE)
+    spreads = [head.std(axis=1) for head in (found, near.logits(vectors))]
+    np.testing.assert_allclose(*[np.sqrt((some**2).mean()) for some in spreads], rtol=1e-5)
 
 
 @pytest.mark.parametrize("alike", [1, 2])

@@ -1,0 +1,100 @@
+"""A classifier of a few texts a label: it reads vectors, and everything after training takes it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tiny_bert
+
+import fleetbert
+from fleetbert import bundle as bundles
+
+RANDOM = np.random.default_rng(0)
+TOPICS = [tiny_bert.WORDS[start : start + 8] for start in (0, 50, 100)]
+LABELS = ["word1", "word51", "2"]  # names of which two say what they are about
+
+
+def rows(texts: int, seed: int) -> list[tuple[str, str]]:
+    """So many texts of each label, of words of its topic, among others."""
+    random = np.random.default_rng(seed)
+    return [
+        (" ".join([*random.choice(topic, 3), *random.choice(tiny_bert.WORDS, 2)]), label)
+        for label, topic in zip(LABELS, TOPICS)
+        for _ in range(texts)
+    ]
+
+
+TRAIN, DEV = rows(8, 1), rows(30, 2)
+KEYS = {
+    "device": "cpu",
+    "max_length": 16,
+    "callbacks.progress": False,
+    "callbacks.visualdl": False,
+    "callbacks.report": False,
+    "callbacks.profiler.enabled": False,
+}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder") / "model"
+    tiny_bert.write_encoder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(encoder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return fleetbert.train(TRAIN, DEV, init=encoder, few_shot=True, output_dir=folder, **KEYS)
+
+
+def test_it_learns_and_is_measured_as_it_is_written(run):
+    assert run.metrics["accuracy"] > 0.7
+    report = fleetbert.load(run.bundle).evaluate(DEV)
+    for figure in ("accuracy", "loss"):
+        assert report[figure] == pytest.approx(run.metrics[figure], abs=1e-4)
+    described = bundles.read(run.bundle).task
+    assert (described.name, described.pooling, described.width) == ("classification", "mean", None)
+    assert set(described.labels) == set(LABELS)
+
+
+def test_its_folder_is_opened_with_its_head(run, tmp_path):
+    """Imported, trained further, and as a teacher."""
+    texts = [text for text, _ in DEV]
+    expected = fleetbert.load(run.bundle).predict_proba(texts)
+    imported = fleetbert.import_model(run.model, tmp_path / "bundle", max_length=16)
+    np.testing.assert_allclose(fleetbert.load(imported).predict_proba(texts), expected, atol=1e-4)
+    keys = {"layers": 1, "distill.hidden_weight": 0.0, "epochs": 1, **KEYS}
+    student = fleetbert.distill(run.model, TRAIN, DEV, output_dir=tmp_path / "student", **keys)
+    assert student.metrics["accuracy"] > 1 / 3
+
+
+def test_a_table_with_few_texts_offers_it(encoder, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    keys = {"trainer.max_steps": 1, **KEYS}
+    vectors = fleetbert.import_model(encoder, tmp_path / "vectors")  # it says how it pools
+    assert bundles.read(vectors).task.name == "embedding"
+    fleetbert.train(TRAIN, init=encoder, output_dir=tmp_path / "run", **keys)
+    assert "8.0 texts a label are few; task.few_shot=true learns more from them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "keys", "sentence"),
+    [
+        (
+            TRAIN[:9],
+            None,
+            {},
+            "has 1 text of the label 'word51', and task.few_shot",
+        ),
+        (TRAIN, [("word1", "others")], {}, "others"),
+        (TRAIN, None, {"task": "multi_label_classification"}, "task.few_shot: is for task.name"),
+        (TRAIN, None, {"init": "random", "model.vocab": "vocab.txt"}, "task.few_shot: is for"),
+    ],
+)
+def test_mistakes_are_named(train, dev, keys, sentence, encoder, tmp_path):
+    given = {"init": encoder, "output_dir": tmp_path, **KEYS, **keys}
+    with pytest.raises(fleetbert.UserError, match=sentence):
+        fleetbert.train(train, dev, few_shot=True, **given)
