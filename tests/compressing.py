@@ -69,6 +69,8 @@ def rows_of(task: str, numbers: bool = True) -> list[dict]:
         return tiny_job.ranked_rows(7, 3)
     if task == "embedding":
         return tiny_job.vector_rows(40, 3, numbers=numbers)
+    if task == "question_answering":
+        return tiny_job.question_rows(40, 3)
     rows = tiny_job.label_rows(40, 3)
     if task == "token_classification":
         span = {"start": 0, "end": 5, "kind": "loc"}

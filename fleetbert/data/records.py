@@ -96,6 +96,11 @@ class Format(NamedTuple):
         return next((name for name in self.names.get(field, ()) if name in columns), None)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether records are not parts of the file, so that none can be read by itself."""
+        return self.kind == "squad"
+
+    @property
     def has_records(self) -> bool:
         """Whether `records` are more than lines."""
         return self.quoted or self.kind == "conll"

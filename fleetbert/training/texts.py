@@ -128,7 +128,7 @@ def open_splits(
         form = task.labels.table_format(path, data)
         if connected is None or connected.rank == 0:
             read.warn_of_pairs(path, form)
-        folder = cache_folder(job, path)
+        folder = None if form.is_whole else cache_folder(job, path)
         if folder is None:
             splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
             continue

@@ -484,6 +484,7 @@ OTHER_TASKS = {
     "embedding": lambda count, seed: tiny_job.vector_rows(count, seed, numbers=True),
     "multi_label_classification": tiny_job.label_rows,
     "token_classification": None,
+    "question_answering": tiny_job.question_rows,
 }
 
 

@@ -196,7 +196,8 @@ class Taught(TextTask):
         self.origins["distill.teacher"] = teacher.digest
         self.strategy = strategy
         self.teacher_notes = []
-        if self.labels and list(places(teacher, self.labels)) != list(range(len(self.labels))):
+        named = self.labels if self.task.shape.least_labels else []  # of logits
+        if named and list(places(teacher, named)) != list(range(len(named))):
             self.teacher_notes.append(
                 f"{teacher.path}: the teacher's labels, {weights.few(teacher.labels)}, are put in "
                 f"the order {weights.few(self.labels)}"
