@@ -51,7 +51,7 @@ class Data(Columns):
         "cut",
         "texts longer than max_length: cut: lose their end; head_tail: lose their middle (Sun et "
         "al. 2019); windows: are read in overlapping windows, whose answers become one "
-        "(docs/train.md); of a pair the longer text is divided",
+        "(docs/train.md)",
         common_for=("train",),
     )
     stride: Optional[int] = key(
