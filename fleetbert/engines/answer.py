@@ -198,6 +198,9 @@ def answer_lines(
     `id` of a JSONL line comes first in it. How lines are read: see `data.read.iter_lines`.
     Memory is bounded by the window, whatever the length of the stream.
     """
+    if form is not None and form.is_whole:  # each record with its id
+        stream = [record for _, record in form.records(enumerate(stream, 1))]
+        form = form._replace(kind="jsonl")
     raw: deque[bytes] = deque(maxlen=1)
     lines = iter_lines(
         _remember(stream, raw), pair=model.pair, jsonl=jsonl, columns=columns, form=form

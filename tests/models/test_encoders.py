@@ -267,6 +267,44 @@ def test_a_tagger_needs_tags_and_single_texts(pair, message, tmp_path):
         imported.import_model(model, tmp_path / "bundle", None, pair, max_length=16)
 
 
+def finder_files(family, folder):
+    """Its encoder as `…ForQuestionAnswering`, whose layer transformers calls qa_outputs."""
+    fields, _ = files_of(family, "classifier")
+    made = write(folder, family)
+    weight = np.random.default_rng(4).normal(size=(2, HIDDEN)).astype(np.float32)
+
+    def change(tensors):
+        for name in [n for n in tensors if "classifier" in n or "pooler" in n]:
+            del tensors[name]
+        tensors["qa_outputs.weight"], tensors["qa_outputs.bias"] = weight, weight[:, 0].copy()
+
+    change_tensors(made, change)
+    bare = fields["architectures"][0].partition("For")[0]
+    change_fields(made, architectures=[f"{bare}ForQuestionAnswering"], id2label=None, label2id=None)
+    return made, weight
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "distilbert", "albert"])
+def test_a_finder_of_answers_is_imported_and_written_back(family, tmp_path):
+    made, weight = finder_files(family, tmp_path / "m")
+    bundle = imported.import_model(
+        config.Model(init=str(made)), tmp_path / "bundle", None, max_length=16
+    )
+    assert (bundle.task.name, bundle.labels) == ("question_answering", [])
+    wanted = MADE[f"{family}/classifier/hidden"] @ weight.T + weight[:, 0]
+    network, report = loaded(made, "question_answering", 2)
+    assert report.unused == []
+    real = MADE[f"{family}/ids"] != pad_of(family)
+    assert_close(network(*given(family)).numpy()[real], wanted[real])
+    weights.save_folder(network, source_of(made), tmp_path / "again", ["no_answer"])
+    fields = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert fields["architectures"][0].endswith("ForQuestionAnswering")
+    assert "id2label" not in fields
+    assert "qa_outputs.weight" in load_file(tmp_path / "again" / "model.safetensors")
+    with pytest.raises(UserError, match=r"labels: .* leave labels out, or give no_answer"):
+        imported.import_model(config.Model(init=str(made)), tmp_path / "b", ["x", "y"])
+
+
 @pytest.mark.parametrize(
     ("fields", "warned"),
     [

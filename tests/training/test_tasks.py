@@ -292,6 +292,11 @@ def test_the_commands_tell_what_the_bundle_answers(runs, name, tmp_path, capsys)
         table = tmp_path / "rows.conll"
         table.write_text(row["text"].replace(" ", "\n") + "\n", encoding="utf-8")
     assert json.loads(told("predict", "--input", table)) == answer.as_json()
+    if name == "question_answering":
+        asked = {"context": row["context"], "qas": [{"id": "q7", "question": row["question"]}]}
+        table = tmp_path / "squad.json"
+        table.write_text(json.dumps({"data": [{"paragraphs": [asked]}]}, indent=1))
+        assert json.loads(told("predict", "--input", table)) == {"id": "q7", **answer.as_json()}
     assert list(answer.as_json()) == kind.answer
     assert tasks.get(name).answer.in_words(answer.as_json()) in told(
         "ask", "\t".join(words_of(row)).replace("\r\n", " ")
