@@ -63,8 +63,8 @@ def validate(
     `log_id` stands for a request without an id. Failure BAD_REQUEST or TOO_LARGE, with the field
     that is wrong.
     """
-    names = QUESTION if target.answers_questions else {}
-    inputs = {names.get(tensor.name, tensor.name): tensor for tensor in raw.inputs}
+    usual = QUESTION if target.answers_questions else {}
+    inputs = {usual.get(tensor.name, tensor.name): tensor for tensor in raw.inputs}
     if len(inputs) != len(raw.inputs):
         raise refuse(f"input '{_repeated(t.name for t in raw.inputs)}' is given twice")
     for name in inputs:
