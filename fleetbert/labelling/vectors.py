@@ -17,7 +17,7 @@ from fleetbert.export import imported
 
 log = logging.getLogger(__name__)
 
-BLOCK = 1024  # texts that are compared with all others at a time
+BLOCK = 256  # texts that are compared with all others at a time
 
 
 def open_encoder(bundle: str | None, model: config.Model, folder: Path) -> answer.Model:

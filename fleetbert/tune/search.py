@@ -25,6 +25,7 @@ from fleetbert.compat import environment
 from fleetbert.core import files, locks, resumable
 from fleetbert.core.errors import Stopped, UserError
 from fleetbert.core.log import start as start_log
+from fleetbert.data import read
 from fleetbert.tune import space as spaces
 from fleetbert.tune.report import write_report
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 JOURNAL, BEST, REPORT = "trials.log", "best.yaml", "report.html"
 FIRST = 4  # trials before any is pruned
+FAILED = 3  # trials after which a search ends, if none has succeeded
 
 
 class Tuned(NamedTuple):
@@ -57,6 +59,9 @@ def tune(job: config.Config, text: str, trials: int = 20, workers: int = 1) -> T
     if job.data.train is None or not tasks.get(job.task.name).shape.of_texts:
         raise UserError("data.train: settings are tuned on tables of texts; name one")
     space = spaces.parse(text, job)
+    for table in (job.data.train, job.data.dev):
+        with read.opened(table):
+            pass
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,6 +87,10 @@ def _open(folder: Path) -> optuna.Study:
         return optuna.create_study(
             study_name="tune", storage=storage, direction="maximize", load_if_exists=True
         )
+
+
+def _has_succeeded(study: optuna.Study) -> bool:
+    return any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False))
 
 
 def _is_done(trial: FrozenTrial) -> bool:
@@ -171,6 +180,9 @@ def _work(job: config.Config, text: str, worker: int, trials: int) -> None:
         except UserError as error:
             trial.set_user_attr("failed", str(error))
             log.warning(f"{name}: {error}")
+            failed = sum("failed" in each.user_attrs for each in study.get_trials(deepcopy=False))
+            if failed >= FAILED and not _has_succeeded(study):
+                study.stop()
             raise
         except optuna.TrialPruned:
             log.info(f"{name}: pruned")
@@ -201,9 +213,9 @@ def in_words(values: Mapping[str, Any]) -> str:
 
 
 def _finish(study: optuna.Study, job: config.Config, folder: Path) -> Tuned:
-    trials = study.get_trials()
-    if not any(trial.state == TrialState.COMPLETE for trial in trials):
-        reasons = [trial.user_attrs["failed"] for trial in trials if "failed" in trial.user_attrs]
+    if not _has_succeeded(study):
+        reasons = [t.user_attrs["failed"] for t in study.get_trials() if "failed" in t.user_attrs]
+        (folder / JOURNAL).unlink()  # the next search may have another table
         raise UserError(f"none of {len(reasons)} trials succeeded; the first says: {reasons[0]}")
     best = study.best_trial
     settings = spaces.of_trial(job, best.params, str(folder / "best"))

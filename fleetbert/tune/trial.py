@@ -23,8 +23,6 @@ class Reports(Callback):
     def on_evaluation(self, run: Run, metrics: Metrics) -> None:
         every, state = run.job.trainer.eval_every, run.state
         number = state.epoch if every is None else -(-state.step // every)
-        if number in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:
-            return  # before the trial was killed
         self.trial.report(_value(run, metrics), number)
         if state.step < run.total_steps and self.trial.should_prune():
             raise optuna.TrialPruned
