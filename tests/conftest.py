@@ -76,6 +76,7 @@ LONG = (
 PADDLE_2 = {
     "tests/export/test_lite": "Paddle Lite",
     "tests/deploy/lite/": "Paddle Lite",
+    "tests/deploy/test_cpp": "a library that C++ programs link with",
     "tests/engines/test_lite": "Paddle Lite",
     "tests/examples/test_examples.py::test_bert_in_two_ranks_as_a_static_graph": "Fleet's programs",
     "tests/examples/test_examples.py::test_wide_and_deep": "clicks",
