@@ -1,10 +1,12 @@
-"""What a worker does with each frame: open a variant, warm it, measure it, answer a batch."""
+"""What a worker does with each frame: open a variant, warm it, measure it, fork, answer a batch."""
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import time
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from fleetbert.core.errors import UserError, of_system
 from fleetbert.data import ragged
 from fleetbert.data.ragged import Texts
 from fleetbert.deploy.inference.workers import frames, priority
+from fleetbert.deploy.inference.workers.fork_server import fork_worker
 from fleetbert.deploy.inference.workers.frames import Head
 from fleetbert.engines import engine as engines
 from fleetbert.engines.engine import ANY_TOKEN, Engine, Shapes
@@ -36,8 +39,15 @@ class Opened(NamedTuple):
 class Worker:
     """The variants that were opened, and the answers to each kind of frame."""
 
-    def __init__(self) -> None:
-        self.opened: dict[str, Opened] = {}
+    def __init__(
+        self,
+        channel: socket.socket,
+        forking: socket.socket | None = None,
+        opened: Mapping[str, Opened] | None = None,
+    ):
+        """channel: of frames. forking, opened: see `worker.main`."""
+        self.channel, self.forking = channel, forking
+        self.opened = dict(opened or {})
 
     def open(self, head: Head) -> Head:
         """Open a variant, whose hashes the parent checks, and run each batch (texts, length) once.
@@ -46,7 +56,9 @@ class Worker:
         run by the thread that answers later; `aside` is only for what comes before.
         """
         begin = time.monotonic()
-        opened = priority.call(lambda: _open(head)) if head["aside"] else _open(head)
+        opened = self.opened.get(head["variant"])
+        if opened is None:
+            opened = priority.call(lambda: _open(head)) if head["aside"] else _open(head)
         done = time.monotonic()
         self.opened[head["variant"]] = opened
         self.warm(head)
@@ -60,6 +72,15 @@ class Worker:
         """Run each of the batches (texts, length) once."""
         self.opened[head["variant"]].engine.warm_up(head["batches"])
         return {}
+
+    def fork(self, head: Head) -> Head:
+        """Fork a worker, on the processors `processors`, that has opened what this one has: they
+        share that memory until one of them writes there."""
+        assert self.forking is not None
+        own, parent = (self.channel, self.forking), os.getppid()
+        gc.freeze()  # see `fork_server.main`
+        processors = head["processors"]
+        return {"pid": fork_worker(self.forking, own, parent, processors, self.opened)}
 
     def measure(self, head: Head) -> Head:
         """Texts a second of each variant through all layers, run in turns, so that a busy moment
@@ -101,11 +122,10 @@ class Worker:
         return frames.pack({"seconds": seconds, "shapes": shapes}, *logits, layers)
 
 
-def serve(channel: socket.socket) -> None:
+def serve(worker: Worker) -> None:
     """Answer frames until the parent closes the socket."""
-    worker = Worker()
     buffer = bytearray()
-    while data := channel.recv(1 << 20):
+    while data := worker.channel.recv(1 << 20):
         buffer += data
         for head, body in frames.take(buffer):
             try:
@@ -113,13 +133,14 @@ def serve(channel: socket.socket) -> None:
             except Exception as error:
                 failed = of_system(error) or messages.is_out_of_memory(error)
                 answer = frames.pack({"error": _sentence(error), "of_system": failed})
-            channel.sendall(answer)
+            worker.channel.sendall(answer)
 
 
 def _answer(worker: Worker, head: Head, body: bytes) -> bytes:
     if head["do"] == "run":
         return worker.run(head, body)
-    act = {"open": worker.open, "warm": worker.warm, "measure": worker.measure}[head["do"]]
+    acts = (worker.open, worker.warm, worker.measure, worker.fork)
+    act = {act.__name__: act for act in acts}[head["do"]]
     return frames.pack(act(head))
 
 

@@ -4,16 +4,19 @@ A forked worker is there in milliseconds instead of seconds, and shares the memo
 with all others: 33 MB of its own for a tiny model instead of 150. Paddle's threads come with the
 first engine, which is opened after the fork.
 
-The server asks with a byte and the ends of a socket and of a pipe, for the worker's frames and for
-what it prints, and gets the worker's process id. A worker is forked twice, so that it becomes the
-server's child (PR_SET_CHILD_SUBREAPER): the server waits for it and kills it as if it had started
-it itself.
+The server sends the worker's ends of two sockets and of a pipe (`Ends`), and gets the worker's
+process id. A worker is forked twice, so that it becomes the server's child
+(PR_SET_CHILD_SUBREAPER): the server waits for it and kills it as if it had started it itself.
+
+A worker that has opened a variant with one thread forks further ones in the same way, which share
+the weights too (`batches.Worker.fork`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import os
 import socket
@@ -22,9 +25,13 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from multiprocessing.reduction import recvfds, sendfds
-from typing import BinaryIO, Callable, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence
+
+if TYPE_CHECKING:
+    from fleetbert.deploy.inference.workers.batches import Opened
 
 NAME = "fleetbert-fork"  # of the process, as `top` shows it
 ASK_SECONDS = 60.0  # for a worker, which waits until Paddle is imported
@@ -34,11 +41,35 @@ PID = struct.Struct("<i")
 POLL_SECONDS = 0.01
 
 
+class Ends:
+    """The server's ends of what a forked worker has besides the socket for its frames: of a pipe
+    for what it prints, and of a socket over which it gets the ends of a worker that it forks."""
+
+    def __init__(self, forking: socket.socket, theirs: socket.socket):
+        """Send the worker's ends, and that of the socket for its frames, to the process that forks
+        it."""
+        source, target = os.pipe()
+        self.stdout = os.fdopen(source, "rb")
+        self.forking, forked = socket.socketpair()
+        try:
+            with forked:
+                sendfds(forking, [theirs.fileno(), target, forked.fileno()])
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(target)
+
+    def close(self) -> None:
+        self.stdout.close()
+        self.forking.close()
+
+
 class Forked:
     """A worker, as `subprocess.Popen` would have it."""
 
-    def __init__(self, pid: int, stdout: BinaryIO):
-        self.pid, self.stdout = pid, stdout
+    def __init__(self, pid: int, ends: Ends):
+        self.pid, self.stdout, self.forking = pid, ends.stdout, ends.forking
         self.returncode: int | None = None
         self._lock = threading.Lock()  # its number may be another process's once it was waited for
 
@@ -47,6 +78,7 @@ class Forked:
             if self.returncode is None:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
                 if ended:
+                    self.forking.close()
                     signal = os.WTERMSIG(status)
                     self.returncode = -signal if signal else os.WEXITSTATUS(status)
             return self.returncode
@@ -87,22 +119,21 @@ class ForkServer:
             if self.process.poll() is not None:
                 self._socket.close()
                 self._open()
-            source, target = os.pipe()
+            ends = None
             try:
                 numbers = ",".join(map(str, processors)).encode()
                 self._socket.sendall(PID.pack(len(numbers)) + numbers)
-                sendfds(self._socket, [theirs.fileno(), target])
+                ends = Ends(self._socket, theirs)
                 answer = self._socket.recv(PID.size)
                 if not answer:
                     raise ConnectionError("the process that forks workers has ended")
             except BaseException:
-                os.close(source)
+                if ends is not None:
+                    ends.close()
                 self.process.kill()  # what it does, or answers later, nobody knows
                 raise
-            finally:
-                os.close(target)
             (pid,) = PID.unpack(answer)
-            return Forked(pid, os.fdopen(source, "rb"))
+            return Forked(pid, ends)
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -123,43 +154,68 @@ def main(descriptor: int, parent: int) -> None:
     gc.freeze()  # a collection in a worker would copy all pages of these objects
     with socket.socket(fileno=descriptor) as channel:
         while head := channel.recv(PID.size):
-            processors = channel.recv(*PID.unpack(head)) if any(head) else b""
-            theirs, output = recvfds(channel, 2)
-            pid = _fork_twice(channel, theirs, output, parent, processors.decode())
-            for number in (theirs, output):
-                os.close(number)
-            channel.sendall(PID.pack(pid))
+            text = channel.recv(*PID.unpack(head)).decode() if any(head) else ""
+            processors = [int(number) for number in text.split(",") if number]
+            channel.sendall(PID.pack(fork_worker(channel, [channel], parent, processors)))
 
 
-def _fork_twice(
-    channel: socket.socket, theirs: int, output: int, parent: int, processors: str
+def fork_worker(
+    asked: socket.socket,
+    own: Sequence[socket.socket],
+    parent: int,
+    processors: Sequence[int],
+    opened: Mapping[str, Opened] | None = None,
 ) -> int:
-    """The process id of a worker that is the child of `parent`."""
+    """The process id of a worker that becomes the child of `parent`; its ends come over `asked`.
+
+    own: sockets of this process, which the worker closes. opened: variants that this process has
+    opened. OSError where there can be no further process.
+    """
+    theirs, output, forking = descriptors = recvfds(asked, 3)
     source, target = os.pipe()
-    between = os.fork()
-    if not between:
-        pid = os.fork()
-        if pid:
-            os.write(target, PID.pack(pid))
-            os._exit(0)
-        channel.close()
-        _become_worker(theirs, output, parent, processors)
+    try:
+        between = os.fork()
+        if not between:
+            try:
+                pid = os.fork()
+                if pid:
+                    os.write(target, PID.pack(pid))
+                else:
+                    for each in own:
+                        each.close()
+                    _become_worker(theirs, output, forking, parent, processors, opened)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)  # never back into what this process was forked from
+    finally:
+        for number in (*descriptors, target):
+            os.close(number)
     os.waitpid(between, 0)
-    (pid,) = PID.unpack(os.read(source, PID.size))
-    os.close(source)
-    os.close(target)
-    return int(pid)
+    with os.fdopen(source, "rb") as answers:
+        answer = answers.read(PID.size)
+    if not answer:
+        raise OSError(errno.EAGAIN, "no further process can be forked")
+    return int(PID.unpack(answer)[0])
 
 
-def _become_worker(theirs: int, output: int, parent: int, processors: str) -> None:
+def _become_worker(
+    theirs: int,
+    output: int,
+    forking: int,
+    parent: int,
+    processors: Sequence[int],
+    opened: Mapping[str, Opened] | None,
+) -> None:
     from fleetbert.deploy.inference.workers import worker
 
     for number in (1, 2):
         os.dup2(output, number)
+    os.close(output)
     until = time.monotonic() + ADOPT_SECONDS
     while os.getppid() != parent and time.monotonic() < until:
         time.sleep(0.001)
-    worker.main(theirs, parent, [int(number) for number in processors.split(",") if number])
+    worker.main(theirs, parent, processors, forking, opened)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPEN_SECONDS = 600.0  # for opening a variant
+FORK_SECONDS = 60.0  # for forking a worker that has opened it
 END_SECONDS = 5.0  # for a worker that was asked to end
 LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
 LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
@@ -88,6 +89,7 @@ class Worker(asyncio.Protocol):
         self.process = process
         self.since = time.monotonic()
         self.cause = "crash"
+        self._fork = asyncio.Lock()  # one at a time
         self.lost = asyncio.get_running_loop().create_future()  # done when the process has ended
         self._answer: asyncio.Future[tuple[frames.Head, bytes]] | None = None
         self._buffer = bytearray()  # of a frame that is not complete
@@ -95,7 +97,22 @@ class Worker(asyncio.Protocol):
 
     @classmethod
     async def start(cls, processors: Sequence[int], threads: int) -> Worker:
-        started = await process.start(processors, threads)
+        return await cls._of(await process.start(processors, threads))
+
+    async def fork(self, processors: Sequence[int]) -> Worker:
+        """Another worker, forked from this one: see `batches.Worker.fork`."""
+
+        async def ask() -> int:
+            frame = frames.pack({"do": "fork", "processors": processors})
+            head, _ = await self.ask(frame, FORK_SECONDS)
+            return int(head["pid"])
+
+        async with self._fork:
+            started = await process.fork_from(self.process, ask)
+        return await self._of(started)
+
+    @classmethod
+    async def _of(cls, started: process.Started) -> Worker:
         loop = asyncio.get_running_loop()
         try:
             _, worker = await loop.create_connection(
@@ -225,8 +242,15 @@ class Pool:
     async def open(self, gently: bool) -> None:
         """Start all workers; Refused or Lost if one of them cannot open the variant or answers
         the golden texts wrong. `gently` leaves the processors to others meanwhile."""
-        starts = [self._start(number, gently) for number in range(self.size)]
+        source: Worker | None = None
+        # A process that has computed with several threads computes no more when it is forked.
+        if self.plan.threads == 1 and process.forking is not None:
+            source = await self._start(0, gently)
+        numbers = range(0 if source is None else 1, self.size)
+        starts = [self._start(number, gently, source) for number in numbers]
         started = await asyncio.gather(*starts, return_exceptions=True)
+        if source is not None:
+            started.insert(0, source)
         for result in started:
             if isinstance(result, BaseException):
                 await self.close()
@@ -343,9 +367,13 @@ class Pool:
         self.free.remove(worker)
         return True
 
-    async def _start(self, number: int, gently: bool) -> Worker:
-        plan = self.plan
-        worker = await Worker.start(plan.processors[number], plan.threads)
+    async def _start(self, number: int, gently: bool, source: Worker | None = None) -> Worker:
+        """source: what forks it, else it is started anew."""
+        plan, processors = self.plan, self.plan.processors[number]
+        if source is None:
+            worker = await Worker.start(processors, plan.threads)
+        else:
+            worker = await source.fork(processors)
         try:
             head = await worker.open(plan, plan.variant, gently)
             self.layers = head["layers"]

@@ -17,10 +17,10 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence, Union
+from typing import TYPE_CHECKING, Awaitable, Callable, NamedTuple, Sequence, Union
 
 from fleetbert.core import limits
-from fleetbert.deploy.inference.workers.fork_server import Forked, ForkServer
+from fleetbert.deploy.inference.workers.fork_server import Ends, Forked, ForkServer
 
 if TYPE_CHECKING:
     from fleetbert.deploy.inference.settings import Engine
@@ -110,6 +110,25 @@ async def start(processors: Sequence[int], threads: int) -> Started:
     except asyncio.CancelledError:
         coming.add_done_callback(_end)
         raise
+
+
+async def fork_from(process: Process, ask: Callable[[], Awaitable[int]]) -> Started:
+    """A new worker that another one forks; `ask` has it do so, and gives the new one's number."""
+    assert isinstance(process, Forked)
+    with contextlib.ExitStack() as failed:
+        ours, theirs = socket.socketpair()
+        failed.callback(ours.close)  # then a worker that there may be ends
+        with theirs:
+            ends = Ends(process.forking, theirs)
+        failed.callback(ends.close)
+        forked = Forked(await ask(), ends)
+        failed.pop_all()
+    try:
+        _log_later(forked)
+    except BaseException:
+        ours.close()
+        raise
+    return Started(forked, ours)
 
 
 def _end(coming: asyncio.Future[Started]) -> None:

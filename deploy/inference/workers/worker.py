@@ -14,11 +14,23 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from fleetbert.compat import environment
 
+if TYPE_CHECKING:
+    from fleetbert.deploy.inference.workers.batches import Opened
 
-def main(descriptor: int, parent: int, processors: list[int]) -> None:
+
+def main(
+    descriptor: int,
+    parent: int,
+    processors: Sequence[int],
+    forking: int | None = None,
+    opened: Mapping[str, Opened] | None = None,
+) -> None:
+    """forking: the socket's descriptor over which come the ends of workers that this one forks.
+    opened: variants that the process has opened already, which forked this one."""
     environment.die_with_parent(parent)
     leave_signals_to_parent()
     set_name("fleetbert-work")
@@ -28,7 +40,8 @@ def main(descriptor: int, parent: int, processors: list[int]) -> None:
     from fleetbert.deploy.inference.workers import batches
 
     with contextlib.suppress(ConnectionError):
-        batches.serve(socket.socket(fileno=descriptor))
+        asked = None if forking is None else socket.socket(fileno=forking)
+        batches.serve(batches.Worker(socket.socket(fileno=descriptor), asked, opened))
     os._exit(0)  # without Paddle's teardown
 
 

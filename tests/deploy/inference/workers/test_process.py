@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 
+import numpy as np
 import psutil
 import pytest
-from running_core import gone, wait_for
+import shapes
+from running_core import DEADLINE, gone, wait_for
 
 from fleetbert.deploy.inference.settings import Engine
-from fleetbert.deploy.inference.workers import fork_server, process
+from fleetbert.deploy.inference.workers import fork_server, frames, pool, process
 from fleetbert.deploy.inference.workers.process import share_processors
 
 
@@ -76,6 +79,41 @@ def test_workers_are_forked_with_paddle_as_children_that_can_be_waited_for(forki
     assert free.process.wait(60) == 0
     assert end(pinned) == [-signal.SIGKILL]
     assert not any(one.is_running() for one in found)  # nor zombies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["float32", "int8-static"])
+def test_a_worker_forks_another_with_what_it_has_opened(forking, tmp_path, tiny_bundle, variant):
+    """The files are gone then. Both answer alike, and the second outlives the first."""
+    bundle = shapes.add_int8_and_early_exit(tiny_bundle, tmp_path).root
+    [place] = sorted(os.sched_getaffinity(0))[:1]
+    ids = [np.arange(2, 9), np.arange(2, 40)]
+    head = {"do": "run", "variant": variant, "batch_tokens": 64, "speeds": None}
+    frame = frames.pack_texts(head, ids, [7, 38])
+
+    async def answers_of(worker: pool.Worker) -> bytes:
+        return (await worker.ask(frame, DEADLINE))[1]
+
+    async def fork_and_compare() -> None:
+        plan = pool.Plan("m", bundle, variant, "cpu", 1, ((), (place,)), (), 0, 64, 10.0)
+        first = await pool.Worker.start((), 1)
+        await first.open(plan, variant, gently=False)
+        expected = await answers_of(first)
+        shutil.rmtree(bundle)
+        forks = [first.fork((place,)), first.fork(())]
+        second, third = await asyncio.gather(*forks)
+        await second.open(plan, variant, gently=False)
+        process = psutil.Process(second.process.pid)
+        assert (process.ppid(), process.cpu_affinity()) == (os.getpid(), [place])
+        assert await answers_of(second) == await answers_of(first) == expected
+        first.kill("test")
+        await first.lost
+        assert await answers_of(second) == await answers_of(third) == expected
+        for worker in (first, second, third):
+            await worker.close()
+        assert not process.is_running()
+
+    asyncio.run(fork_and_compare())
 
 
 @pytest.mark.slow
