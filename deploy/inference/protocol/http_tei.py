@@ -34,9 +34,12 @@ from fleetbert.deploy.inference.protocol.validation import (
     unknown_parameters,
 )
 from fleetbert.deploy.inference.settings import Batching, Safety
+from fleetbert.tasks import vector_heads
+from fleetbert.tasks.metrics import softmax
 
 MODEL = "/models/{model}"
 LOGITS = "logits"
+LABELS = ("labels", "candidate_labels")  # the latter is Hugging Face's
 PATHS = re.compile(r"(/models/[^/]+)?(/(embed|predict|similarity|rerank|tokenize|info))?")
 COMMON = ("model", "inputs", "truncate", "truncation_direction", "prompt_name")
 # Characters of a request for tokens. Each may be a token, which takes 800 bytes until it is sent;
@@ -117,6 +120,9 @@ def read_embed(message: http_json.Json, core: Core) -> Asked:
 
 def read_predict(message: http_json.Json, core: Core) -> Asked:
     """POST /predict: the labels of a text, of a pair, or of a list of [text] and [text, text]."""
+    options = message.get("parameters")
+    if type(options) is dict and (named := [name for name in LABELS if name in options]):
+        return _read_zero_shot(message, options[named[0]], core)
     model, version, target = http_call.find(message, core, SCORES)
     texts, pairs, single = _read_inputs(message.get("inputs"))
     output = LOGITS if http_call.read_flag(message, "raw_scores") else SCORES
@@ -125,6 +131,30 @@ def read_predict(message: http_json.Json, core: Core) -> Asked:
 
     def write(response: Response) -> Content:
         rows = [_sorted(target.labels, row) for row in http_call.array(response, output)]
+        return http_call.as_json(rows[0] if single else rows, unknown)
+
+    return Asked(model, version, lambda: raw, write)
+
+
+def _read_zero_shot(message: http_json.Json, given: object, core: Core) -> Asked:
+    """The same by a model of vectors, of the labels `given` with the request."""
+    if type(given) is not list or len(given) < 2 or not all(type(name) is str for name in given):
+        raise refuse(f"parameters.labels is {show(given)}; it has to be a list of two or more")
+    if len(set(given)) != len(given):
+        raise refuse("parameters.labels names a label twice")
+    model, version, _ = http_call.find(message, core, VECTORS)
+    texts, pairs, single = _read_inputs(message.get("inputs"))
+    if pairs is not None:
+        raise refuse("inputs has pairs of texts; labels of a request are for single texts")
+    names = [name.replace("_", " ") for name in given]
+    raw = _request(VECTORS, [*names, *texts], None, message)
+    unknown = unknown_parameters(raw._replace(parameters=message), (*COMMON, "parameters"))
+
+    def write(response: Response) -> Content:
+        vectors = http_call.array(response, VECTORS)
+        of_names, of_texts = vectors[: len(names)], vectors[len(names) :]
+        head = vector_heads.of_names(of_names, of_texts[:0])
+        rows = [_sorted(given, row) for row in softmax(head.logits(of_texts))]
         return http_call.as_json(rows[0] if single else rows, unknown)
 
     return Asked(model, version, lambda: raw, write)

@@ -42,6 +42,22 @@ def test_predict(ask):
     assert ask("predict", "pairs", inputs=[["good", "bad"]]).json() == [pair]
 
 
+@pytest.mark.parametrize("name", ["labels", "candidate_labels"])
+def test_labels_may_come_with_the_request(ask, name):
+    labels = ["good_film", "bad"]
+    names, texts = (fake_core.vectors_of(some) for some in (["good film", "bad"], TEXTS))
+    parameters = {name: labels}
+    found = ask("predict", "vectors", inputs=[[text] for text in TEXTS], parameters=parameters)
+    rows = found.json()
+    apart = names[0] - names[1]
+    for row, score in zip(rows, texts @ apart - names.mean(0) @ apart):
+        assert sum(one["score"] for one in row) == pytest.approx(1)
+        assert row[0]["score"] >= row[1]["score"]
+        assert abs(score) < 1e-3 or row[0]["label"] == labels[int(score < 0)]
+    alone = ask("predict", "vectors", inputs=TEXTS[0], parameters=parameters).json()
+    assert [one["label"] for one in alone] == [one["label"] for one in rows[0]]
+
+
 def test_similarity(ask):
     vectors = fake_core.vectors_of(TEXTS)
     inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
@@ -110,6 +126,12 @@ def test_texts_that_are_too_long(ask, path, model, message):
     [
         ("embed", "sst", {"inputs": "a"}, 400, "answer with vectors: its task is"),
         ("predict", "vectors", {"inputs": "a"}, 400, "does not answer with scores of labels"),
+        ("predict", "sst", {"inputs": "a", "parameters": {"labels": ["a", "b"]}}, 400, "vectors"),
+        ("predict", "vectors", {"inputs": "a", "parameters": {"labels": ["a"]}}, 400,
+         "has to be a list of two or more"),
+        ("predict", "vectors", {"inputs": "a", "parameters": {"labels": ["a", "a"]}}, 400, "twice"),
+        ("predict", "vectors", {"inputs": [["a", "b"]], "parameters": {"labels": ["a", "c"]}}, 400,
+         "labels of a request are for single texts"),
         ("rerank", "judge", {"query": "a", "texts": ["b"], "truncation_direction": "Left"}, 400,
          "is 'Left'"),
         ("tokenize", "sst", {"inputs": "a", "prompt_name": "query"}, 400, "prompts: put its"),
