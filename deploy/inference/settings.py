@@ -145,8 +145,8 @@ class Policy(Section):
     )
     variant: str = key(
         "auto",
-        "variant of the bundle that answers; auto: the fastest that passed the gate, measured on "
-        "this machine when the version is loaded",
+        "variant of the bundle that answers; auto: the fastest at batches that passed the gate, "
+        "measured on this machine when the version is loaded; auto-single: the fastest at one text",
         common_for=SERVE,
     )
 

@@ -126,21 +126,24 @@ class Loader:
         self, bundle: bundles.Bundle, wish: str, plan: Plan, gently: bool
     ) -> tuple[str, dict[str, float]]:
         """The variant that is to answer, and what was measured to find it."""
-        if wish != "auto":
+        if wish not in variants.LOADS:
             return variants.named(bundle, wish), {}
         names = variants.candidates(bundle, plan.device)
         if len(names) == 1:
             return names[0], {}
-        key = tuple(file.sha256 for name in names for file in bundle.variant(name).files)
+        key = (wish, *(file.sha256 for name in names for file in bundle.variant(name).files))
         if key not in self._measured:
-            rates = await variants.measure(plan, names, gently)
+            rates = await variants.measure(plan, names, variants.LOADS[wish], gently)
             self._measured[key] = {
                 name: rate * variants.times_faster(bundle.variant(name))
                 for name, rate in rates.items()
             }
-            log.info("model %s: texts/s by variant: %s", plan.model, self._measured[key])
         measured = self._measured[key]
-        return max(measured, key=lambda name: measured[name]), measured
+        chosen = max(measured, key=lambda name: measured[name])
+        words = "model %s: variant: %s chose %s of %s (texts/s)"
+        rounded = {name: round(rate) for name, rate in measured.items()}
+        log.info(words, plan.model, wish, chosen, rounded)
+        return chosen, measured
 
 
 def _verify(bundle: bundles.Bundle, variant: str, gently: bool) -> None:

@@ -16,6 +16,11 @@ from fleetbert.engines.engine import INT8, OPENERS
 
 log = logging.getLogger(__name__)
 
+# Wishes instead of a name: the fastest variant at a batch of this shape (texts, length). A version
+# keeps its variant, because a text's scores are not the same in another one: even with the same
+# integers and scales, two sets of kernels (AVX2, AVX-512) differ by up to 0.25 in a logit (MiniLM
+# on SST-2), as a rounding that falls otherwise changes an integer.
+LOADS = {"auto": (8, 64), "auto-single": (1, 32)}
 EARLY_EXIT = (bundles.EarlyExitVariant, bundles.LiteEarlyExitVariant)
 
 
@@ -49,9 +54,11 @@ def candidates(bundle: bundles.Bundle, device: Device) -> list[str]:
     return names
 
 
-async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float]:
-    """Texts a second of each variant through all layers on this processor, measured in a worker
-    that is ended then.
+async def measure(
+    plan: Plan, names: list[str], shape: tuple[int, int], gently: bool
+) -> dict[str, float]:
+    """Texts a second of each variant through all layers on this processor, of batches of this shape
+    (texts, length), measured in a worker that is ended then.
 
     Variants that cannot be opened are left out, with a line in the log. OSError or Refused where
     the machine is at fault: they may be opened the next time.
@@ -71,7 +78,9 @@ async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float
                     names.remove(name)
             if not names:
                 break
-            frame = frames.pack({"do": "measure", "longest": plan.lengths[-1]})
+            texts, length = shape
+            shape = (texts, min(length, plan.lengths[-1]))
+            frame = frames.pack({"do": "measure", "shape": shape})
             head, _ = await worker.ask(frame, OPEN_SECONDS)
             return head["texts_per_s"]
         except Lost as error:

@@ -26,7 +26,6 @@ from fleetbert.graph import program as programs
 
 ROUNDS = 5  # of a measurement; the fastest counts
 MEASURE_SECONDS = 1.5  # after so many no further round begins
-MEASURED_SHAPE = (8, 64)  # texts, length
 
 
 class Opened(NamedTuple):
@@ -83,10 +82,10 @@ class Worker:
         return {"pid": fork_worker(self.forking, own, parent, processors, self.opened)}
 
     def measure(self, head: Head) -> Head:
-        """Texts a second of each variant through all layers, run in turns, so that a busy moment
-        hurts all alike."""
-        texts, length = MEASURED_SHAPE
-        batch = ragged.uniform(texts, min(length, head["longest"]), ANY_TOKEN)
+        """Texts a second of each variant through all layers, in batches of one shape, run in turns,
+        so that a busy moment hurts all alike."""
+        texts, length = head["shape"]
+        batch = ragged.uniform(texts, length, ANY_TOKEN)
         best = {name: float("inf") for name in self.opened}
         begin = time.monotonic()
         for number in range(ROUNDS + 1):
@@ -97,7 +96,7 @@ class Worker:
                     best[name] = min(best[name], time.monotonic() - start)
             if number and time.monotonic() - begin > MEASURE_SECONDS:
                 break
-        return {"texts_per_s": {name: MEASURED_SHAPE[0] / took for name, took in best.items()}}
+        return {"texts_per_s": {name: texts / took for name, took in best.items()}}
 
     def run(self, head: Head, body: bytes) -> bytes:
         """Logits float32 [texts, labels] in the order of the texts (of networks that answer each
