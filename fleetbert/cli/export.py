@@ -19,7 +19,7 @@ Add another form of the model to a bundle; the bundle's other variants stay as t
 
 onnx: for ONNX Runtime and other engines. The export compares it with float32 before it adds it.
 `fleetbert quantize method=onnx` makes it in int8.
-lite: for Paddle Lite on phones and ARM boards. int16 and int8 make the file a half and a quarter
+lite: for Paddle Lite on ARM boards. int16 and int8 make the file a half and a quarter
 as large and compute in float32. float16 needs ARMv8.2. static-int8 computes in int8 and is made
 from the variant int8-static. --early-exit exports the variant early-exit-float32, in which texts
 may exit after inner layers. See docs/edge.md.
@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to add to")
     parser.add_argument("--format", required=True, choices=("onnx", "lite"), help="form to add")
     parser.add_argument("--opset", type=int, metavar="N", help="onnx: operator set (default: 17)")
-    parser.add_argument("--target", help="lite: processor: armv8, armv7 or x86")
+    parser.add_argument(
+        "--target",
+        help="lite: processor: armv8, armv7, x86, or armv8-opencl (the board's GPU; not run)",
+    )
     parser.add_argument(
         "--precision", help="lite: float32, float16, int16, int8 or static-int8 (default: float32)"
     )
@@ -91,7 +94,7 @@ def _export_lite(arguments: argparse.Namespace) -> None:
     from fleetbert.export import lite
 
     if arguments.target is None:
-        raise UserError("--format lite needs --target: armv8, armv7 or x86")
+        raise UserError("--format lite needs --target: armv8, armv7, armv8-opencl or x86")
     if arguments.max_accuracy_drop is not None and arguments.data is None:
         raise UserError("--max-accuracy-drop needs --data, a labelled table to measure on")
     drop = 0.01 if arguments.max_accuracy_drop is None else arguments.max_accuracy_drop

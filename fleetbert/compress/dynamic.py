@@ -1,4 +1,4 @@
-"""Weights as integers, activations as they are: no data needed, smaller on disk and on phones.
+"""Weights as integers, activations as they are: no data needed, smaller on disk.
 
 Paddle's WeightQuantization takes `mul` only, so Linear layers become that first (`graph.mul`), and
 no tables: both are ours. PaddleSlim's `quant_post_dynamic` calls it and nothing else.

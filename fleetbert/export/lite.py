@@ -1,4 +1,4 @@
-"""A bundle's program → its variant for Paddle Lite, the engine for phones and ARM boards.
+"""A bundle's program → its variant for Paddle Lite, the engine for ARM boards.
 
 Weights of int16 and int8 are rounded by Paddle Lite's converter, a scale for each column, and are
 widened again when the engine opens the model: it computes in float32, and the file is small.
@@ -28,7 +28,8 @@ from fleetbert.export import lite_opt, lite_unigram
 from fleetbert.graph import gelu, groups, lite_program, weights
 from fleetbert.graph import program as programs
 
-TARGETS = ("armv8", "armv7", "x86")
+OPENCL = "armv8-opencl"  # a board's GPU, in half precision; the processor what it lacks
+PLACES = {"armv8": "arm", "armv7": "arm", OPENCL: "opencl,arm", "x86": "x86"}  # as opt names them
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
 KINDS = {False: bundles.LiteVariant, True: bundles.LiteEarlyExitVariant}
 # That deploy/lite knows: it does not find answers in contexts.
@@ -59,10 +60,10 @@ def export_lite(
 
     early_exit: `lite-<target>-<precision>-early-exit` instead, see `engines.exits` for its files.
 
-    target: armv8, armv7 or x86. The rewrites that the converter needs must leave Paddle's own
+    target: one of PLACES. The rewrites that the converter needs must leave Paddle's own
     answers as they are, to the bit. What x86 processors can run is run: the logits must be those
     of Paddle with the same rounded weights (`LARGEST_DIFFERENCES`). For an ARM target that is
-    done with the model's twin for x86, but for float16 and static-int8, which have none.
+    done with the model's twin for x86, but for float16, static-int8 and OpenCL, which have none.
     UserError, and nothing is added, where that fails or the combination cannot work; or whatever
     `measure` raises, which gives the accuracy of what runs here.
     """
@@ -96,7 +97,7 @@ def export_lite(
             name=name,
             made_from=EARLY_EXIT if early_exit else made_from,
             accuracy=accuracy,
-            runs_on=[target],
+            runs_on=[target.split("-")[0]],
             versions={"fleetbert": fleetbert.__version__, **made.converted.versions},
             precision=precision,
             kernels=made.converted.kernels,
@@ -114,10 +115,15 @@ class _Made(NamedTuple):
 
 
 def _check_choice(target: str, precision: str, early_exit: bool, measure: Measure | None) -> None:
-    if target not in TARGETS:
-        raise UserError(f"target is {target!r}; choose one of {', '.join(TARGETS)}")
+    if target not in PLACES:
+        raise UserError(f"target is {target!r}; choose one of {', '.join(PLACES)}")
     if precision not in PRECISIONS:
         raise UserError(f"precision is {precision!r}; choose one of {', '.join(PRECISIONS)}")
+    if target == OPENCL and (precision != "float32" or early_exit or measure is not None):
+        raise UserError(
+            f"target is {OPENCL}, whose answers cannot be checked here: it takes --precision "
+            "float32 only, without --early-exit and --data"
+        )
     if precision == "static-int8" and target == "x86":
         raise UserError(
             "static-int8 is not for x86: Paddle Lite has no int8 kernels there and answers "
@@ -216,8 +222,9 @@ def _convert(
         settings = exits.load_settings(early)
         parts = _cut(program, arrays, settings, temporary)
         extra.update(settings._asdict())
-    if precision == "float16":
-        converted = lite_opt.convert(parts, temporary / "arm", "arm", float16=True)
+    if precision == "float16" or target == OPENCL:
+        half = precision == "float16"
+        converted = lite_opt.convert(parts, temporary / "arm", PLACES[target], float16=half)
         return _Made(converted, None, extra)
     twin = lite_opt.convert(parts, temporary / "x86", "x86", bits=bits, batches=batches)
     converted = twin

@@ -49,9 +49,10 @@ def convert(
     """Convert the programs (model.pdmodel and model.pdiparams) in the folders `parts` to files of
     these names in `folder`.
 
-    target: "arm" or "x86". bits: 8 or 16 makes integers of the weights. batches: input_ids and
-    token_type_ids to answer with the converted model, which then has to be for x86. They go through
-    all parts: of those after the first, each takes what the one before answered, and the token ids.
+    target: places as opt names them: "arm", "x86", "opencl,arm". bits: 8 or 16 makes integers of
+    the weights. batches: input_ids and token_type_ids to answer with the converted model, which
+    then has to be for x86. They go through all parts: of those after the first, each takes what the
+    one before answered, and the token ids.
     UserError if there is no converter, or it fails.
     """
     folder = folder.resolve()  # the converter runs in a folder of its own

@@ -1,8 +1,8 @@
 """Runs Paddle Lite's converter and its engine; started by `export.lite_opt`.
 
 It may run in another Python than fleetbert does, so it imports nothing of fleetbert. Its argument
-is a JSON object: model, params, out (without .nb), target (arm or x86), float16, integers
-("" or what opt calls them), and for x86 perhaps batches (an .npz) and answers (the .npz to write).
+is a JSON object: model, params, out (without .nb), target (places, as "arm"), float16, integers (""
+or what opt calls them), and for x86 perhaps batches (an .npz) and answers (the .npz to write).
 `out`.json says what was converted, and with which versions.
 """
 

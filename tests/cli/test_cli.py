@@ -185,7 +185,7 @@ def test_options_of_another_format_are_refused(refused, tiny_bundle):
             ("lite", "--target", "x86", "--early-exit"),
             "early exit is made from the variant early-exit-float32",
         ),
-        (("lite",), "--format lite needs --target: armv8, armv7 or x86"),
+        (("lite",), "--format lite needs --target: armv8, armv7, armv8-opencl or x86"),
         (("lite", "--target", "x86", "--max-accuracy-drop", 0.1), "drop needs --data"),
     ]:
         refused(message, *export, *words)

@@ -42,7 +42,8 @@ from fleetbert.graph import lite_program
 
 SHAPES = [(1, 16), (2, 32), (5, 64), (3, 128), (1, 512), (17, 48)]
 HERE = [("x86", "float32"), ("x86", "int16"), ("x86", "int8")]
-ON_BOARDS = [("armv8", "float16"), ("armv8", "static-int8"), ("armv7", "int8")]
+ON_BOARDS = [("armv8", "float16"), ("armv8", "static-int8"), ("armv7", "int8"),
+             (lite.OPENCL, "float32")]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -105,23 +106,25 @@ def test_a_variant_says_what_it_is_for(request, target, precision):
     bundles.verify(bundle, variant.name)
     assert [file.path for file in variant.files] == [f"{variant.name}/model.nb"]
     assert variant.kind == "paddle-lite"
-    assert variant.runs_on == [target]
+    assert variant.runs_on == [target.split("-")[0]]
     assert variant.made_from == ("int8-static" if precision == "static-int8" else "float32")
     assert variant.versions["opt"].startswith("v2.13")
     assert set(variant.versions) == {"fleetbert", "opt", "paddlelite", "python"}
     assert variant.precision == precision
     kernels = variant.kernels
     kind = {"float16": "kFP16", "static-int8": "kInt8"}.get(precision, "kFloat")
-    place = "kX86" if target == "x86" else "kARM"
+    place = {"x86": "kX86", lite.OPENCL: "kOpenCL"}.get(target, "kARM")
+    kind = "kFP16" if target == lite.OPENCL else kind
     assert any(kernel.startswith(f"fc,{place},{kind},") for kernel in kernels), kernels
     other = "kARM" if target == "x86" else "kX86"
     assert not any(other in kernel for kernel in kernels)
-    run = precision not in ("float16", "static-int8")
+    run = precision not in ("float16", "static-int8") and target != lite.OPENCL
     assert (variant.checked_on == "x86") == run
     if run:
         assert 0 <= variant.max_difference_to_paddle < 1e-3
     # By this key a server knows what needs no gate.
-    assert (variant.max_difference_to_float32 is not None) == (precision == "float32")
+    same = (precision, run) == ("float32", True)
+    assert (variant.max_difference_to_float32 is not None) == same
 
 
 def test_integers_make_the_file_smaller(lite_bundle):
@@ -208,9 +211,10 @@ EARLY = {"early_exit": True}
     ("target", "precision", "how", "message"),
     [
         ("x86", "static-int8", {}, "Paddle Lite has no int8 kernels there"),
+        (lite.OPENCL, "int8", {}, "it takes --precision float32 only"),
         ("x86", "float16", {}, "in half precision on armv8 only"),
         ("armv7", "float16", {}, "in half precision on armv8 only"),
-        ("arm", "int8", {}, "target is 'arm'; choose one of armv8, armv7, x86"),
+        ("arm", "int8", {}, "target is 'arm'; choose one of armv8, armv7, armv8-opencl, x86"),
         ("x86", "int4", {}, "precision is 'int4'; choose one of float32"),
         ("armv8", "static-int8", {}, "made from the variant int8-static"),
         ("armv8", "float16", EARLY, "early exit does not work in float16"),
