@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterable, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence, Union, cast
 
 from fleetbert import config as configs
 from fleetbert.api.model import PathLike
@@ -55,10 +55,8 @@ def label(
     classifier, logits = from_names.classify(model, described, given)
     if bundle is not None:
         classifier.write(Path(below_home(bundle)))
-    answers: list[LabelAnswer] = tasks.CLASSIFICATION.answer.to_answers(
-        classifier.labels, logits, None
-    )
-    return answers
+    answers = tasks.CLASSIFICATION.answer.to_answers(classifier.labels, logits, None)
+    return cast("list[LabelAnswer]", answers)
 
 
 def described_labels(labels: Sequence[str] | Described) -> dict[str, list[str]]:

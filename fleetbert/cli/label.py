@@ -15,6 +15,7 @@ from fleetbert.cli.bundle_options import add_columns, columns
 from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
+    from fleetbert.api.labelling import Described
     from fleetbert.tasks.classification.answer import LabelAnswer
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--output {arguments.output}: name a .tsv, .csv or .jsonl file")
     labels = _labels(arguments.labels, arguments.descriptions)
     task = tasks.CLASSIFICATION
-    texts = unlabelled.single_texts(arguments.texts, task, columns(arguments))
+    examples = unlabelled.read_unlabelled(arguments.texts, task, "texts", columns(arguments))
+    if any(example.label for example in examples):
+        log.warning(
+            f"{arguments.texts}: its labels are not read; compare them with the answers of a "
+            "--bundle by fleetbert evaluate, or learn from them with task.few_shot"
+        )
+    texts = [example.text_a for example in examples]
     answers = label(texts, labels, init=arguments.init, bundle=arguments.bundle)
     table, abstained = _table(texts, answers, arguments.abstain, suffix)
     if arguments.output == "-":
@@ -94,7 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
     log.info(f"labelled {len(texts) - abstained} of {len(texts)} texts, abstained from {abstained}")
 
 
-def _labels(named: str | None, path: str | None) -> dict[str, object]:
+def _labels(named: str | None, path: str | None) -> Described:
     """What describes each label, by name."""
     names = [name.strip() for name in (named or "").split(",") if name.strip()]
     described = {} if path is None else _descriptions(path)
@@ -112,7 +119,7 @@ def _labels(named: str | None, path: str | None) -> dict[str, object]:
     return {name: described.get(name, []) for name in names or described}
 
 
-def _descriptions(path: str) -> dict[str, object]:
+def _descriptions(path: str) -> Described:
     import yaml
 
     from fleetbert.core import charset

@@ -33,7 +33,7 @@ class Classifier(NamedTuple):
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [texts, hidden], each of length 1."""
-        encodings = self.tokenizer.encode(texts, None, self.max_length)
+        encodings = self.tokenizer.encode(list(texts), None, self.max_length)
         return vectors.of(self.network, encodings, self.max_length, self.tokenizer.pad_id)
 
     def write(self, path: Path) -> bundles.Bundle:

@@ -67,7 +67,8 @@ def test_the_bundle_answers_as_the_table_says(labelled, tmp_path):
 
 def test_without_certainty_it_abstains(encoder, tmp_path, capsys):
     path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
+    rows = [{"text": text, "label": "other"} for text in TEXTS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     descriptions = tmp_path / "labels.yaml"
     descriptions.write_text("no: word1\n字3: [word30, word31]\n", encoding="utf-8")
     words = ["label", path, "--init", encoder, "--descriptions", descriptions]
@@ -76,8 +77,11 @@ def test_without_certainty_it_abstains(encoder, tmp_path, capsys):
     rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert {row["label"] for row in rows} >= {""}
     assert all((row["probability"] >= 0.995) == (row["label"] != "") for row in rows)
+    capsys.readouterr()
     assert commands.call(*words) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    assert "texts.jsonl: its labels are not read; compare them" in said.err
+    header, *lines = said.out.splitlines()
     assert header.split("\t") == ["text_a", "label", "probability"]
     assert {line.split("\t")[1] for line in lines} == {"no", "字3"}
 
