@@ -177,14 +177,13 @@ def test_keys_that_do_not_agree(keys, message):
 def test_variants_read_windows_as_float32_does(run, name):
     """int8, ONNX and early exit, each measured by the gate on texts."""
     result, dev = run(name)
-    common = {"gate": dev, "max_drop": 1.0}
+    train, common = dev.with_name("train.jsonl"), {"gate": dev, "max_drop": 1.0}
     made = [
-        fleetbert.quantize(result.bundle, method=method, calibration=dev, **common)
+        fleetbert.quantize(result.bundle, method=method, calibration=train, **common)
         for method in ("static", "onnx")
     ]
-    (early, *_) = fleetbert.early_exit(
-        result.bundle, dev, **common, **{"distill.speed": 0.5, "distill.layers": [1, 2]}
-    )
+    exits = {"distill.speed": 0.5, "distill.layers": [1, 2]}
+    (early, *_) = fleetbert.early_exit(result.bundle, train, **common, **exits)
     whole = fleetbert.load(result.bundle)
     texts = [" ".join(words_of(61, 3)), "word1"]
     for variant in (*made, early):
