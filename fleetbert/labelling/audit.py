@@ -88,7 +88,8 @@ def _audit(
     encoder = vectors.open_encoder(bundle, job.model, folder)
     points = vectors.encode_examples(encoder, examples, task.shape.pair)
     issues += checks.of_labels(examples, labels, counts)
-    issues += checks.of_texts(examples, encoder.tokenizer, job.data.max_length)
+    longest = job.data.max_length if job.data.long_texts == "cut" else checks.WHOLE
+    issues += checks.of_texts(examples, encoder.tokenizer, longest)
     issues += checks.doubles(examples, points)
     if job.data.dev is not None:
         dev_path = str(job.data.dev)
