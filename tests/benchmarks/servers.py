@@ -54,10 +54,6 @@ def open_infinity(place: Place, setting: Json) -> ContextManager[Server]:
     shutil.copytree(files, model, ignore=shutil.ignore_patterns("*.onnx"))
     quantized = files / "onnx" / f"model_qint8_{QUANTIZED}.onnx"
     shutil.copy(quantized, model / "model_quantized.onnx")
-    # infinity warms up with texts of 512 words, which a BERT cannot answer uncut.
-    config = model / "tokenizer_config.json"
-    limit = {"model_max_length": place.job["max_length"]}
-    config.write_text(json.dumps({**json.loads(config.read_text()), **limit}))
     port = free_port()
     command = [
         *("env", "-C", str(model), str(Path(place.python).absolute()), "-m", "infinity_emb.cli"),
@@ -65,7 +61,8 @@ def open_infinity(place: Place, setting: Json) -> ContextManager[Server]:
         # By another path, infinity 0.0.78 does not find the folder's ONNX file.
         *("--model-id", ".", "--served-model-name", MODEL),
         *("--device", "cpu", "--engine", setting["engine"], "--no-bettertransformer"),
-        *("--batch-size", str(setting["batch_size"]), "--log-level", "error"),
+        # It warms up with texts of more than 512 tokens, which a BERT cannot answer uncut.
+        *("--batch-size", str(setting["batch_size"]), "--no-model-warmup", "--log-level", "error"),
     ]
     return running(place, command, port, "classify", "/health")
 
