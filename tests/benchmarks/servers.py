@@ -50,6 +50,8 @@ def open_fastapi(place: Place, setting: Json) -> Iterator[Server]:
 def open_infinity(place: Place, setting: Json) -> ContextManager[Server]:
     """engine and batch_size: as infinity names them."""
     files = Path(place.job["files"]) / f"sentence-{QUANTIZED}"
+    if not files.is_dir():
+        raise UserError(f"{files}: `python tests/benchmarks infer` makes it; run that before")
     model = place.folder / "model"
     shutil.copytree(files, model, ignore=shutil.ignore_patterns("*.onnx"))
     quantized = files / "onnx" / f"model_qint8_{QUANTIZED}.onnx"

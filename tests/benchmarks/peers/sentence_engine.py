@@ -15,13 +15,14 @@ from sentence_transformers import CrossEncoder, export_dynamic_quantized_onnx_mo
 def open_engine(job):
     """processor: what the integers are for, as the library names it."""
     folder = Path(job["files"]) / f"sentence-{job['processor']}"
-    name = f"model_qint8_{job['processor']}.onnx"
-    if not (folder / "onnx" / name).is_file():
+    pattern = f"onnx/*int8_{job['processor']}.onnx"
+    if not any(folder.glob(pattern)):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(job["folder"], folder)
         encoder = CrossEncoder(str(folder), backend="onnx", model_kwargs={"export": True})
         encoder.save_pretrained(str(folder))
         export_dynamic_quantized_onnx_model(encoder, job["processor"], str(folder))
+    name = next(folder.glob(pattern)).name
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = job["threads"]
     settings = {"file_name": f"onnx/{name}", "session_options": options}
