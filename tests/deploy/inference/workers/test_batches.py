@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 
 import fake_card
 import pytest
@@ -41,7 +42,9 @@ def test_a_worker_opens_a_variant_on_a_card(tiny_bundle, monkeypatch, tmp_path):
     device = list(devices.of("gpu:1", "float16", "auto"))
     more = {"aside": False, "batches": [(2, 16)]}
     head = {**HEAD, **more, "device": device, "bundle": str(tiny_bundle), "variant": "float32"}
-    assert batches.Worker().open(head)["layers"] == 2
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert batches.Worker(theirs).open(head)["layers"] == 2
     assert created[-1].called("enable_use_gpu")[0][1][1] == 1
     assert created[-1].called("enable_tensorrt_engine")
     (cache,) = (tmp_path / "fleetbert").iterdir()
