@@ -57,10 +57,11 @@ def write_encoder(folder: Path, task: str = "embedding", deviation: float = 0.05
     from fleetbert.data import tokenizers
     from fleetbert.models import encoders, sources, task_heads, weights
     from fleetbert.models.bert import BertConfig
+    from fleetbert.models.network import Shape
 
     vocab = folder.parent / "vocab.txt"
     vocab.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
-    shape: encoders.Shape = {
+    shape: Shape = {
         "vocab_size": len(VOCAB), "hidden_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 128,
         "type_vocab_size": 2, "layer_norm_eps": 1e-5,

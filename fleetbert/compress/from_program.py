@@ -19,7 +19,7 @@ from fleetbert.data import tokenizers
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.models import task_heads, weights
-from fleetbert.models.encoders import PROJECTION, Shape
+from fleetbert.models.network import PROJECTION, Shape
 from fleetbert.models.sources import Source
 
 # Of one layer, in the order in which its forward uses them.

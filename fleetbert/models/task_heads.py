@@ -20,7 +20,7 @@ from fleetbert.models.bert import (
     BertConfig,
     BertMaskedWords,
 )
-from fleetbert.models.encoders import ANSWERS, POOLER, TOKENS
+from fleetbert.models.network import ANSWERS, POOLER, TOKENS
 from fleetbert.models.pooling import DEFAULT
 from fleetbert.tasks.vector_heads import Linear
 

@@ -18,7 +18,7 @@ from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.models import encoders, pooling
 from fleetbert.models.bert import BertConfig
-from fleetbert.models.encoders import ANSWERS, CLASSIFIER, HEADS, QA_OUTPUTS, Loaded, Tensors
+from fleetbert.models.network import ANSWERS, CLASSIFIER, HEADS, QA_OUTPUTS, WORDS, Loaded, Tensors
 from fleetbert.models.sources import DECODER, Source
 
 
@@ -86,7 +86,7 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
                 if names
             )
         )
-    words, decoder = (tensors.get(name) for name in (encoders.WORDS, DECODER))
+    words, decoder = (tensors.get(name) for name in (WORDS, DECODER))
     tied = words is None or decoder is None or np.array_equal(words, decoder)
     if DECODER in state and not tied:
         raise UserError(
@@ -207,6 +207,6 @@ def _tied(name: str, tensors: Tensors) -> bool:
     partner = {
         "cls.predictions.decoder.bias": "cls.predictions.decoder_bias",
         "cls.predictions.decoder_bias": "cls.predictions.decoder.bias",
-        DECODER: encoders.WORDS,
+        DECODER: WORDS,
     }.get(name)
     return partner in tensors

@@ -16,8 +16,9 @@ from fleetbert.data import tokenizers
 from fleetbert.export import onnx
 from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models.bert import BertConfig
+from fleetbert.models.network import Shape
 
-SHAPE: encoders.Shape = {
+SHAPE: Shape = {
     "vocab_size": len(tiny_bert.VOCAB), "hidden_size": 64, "num_hidden_layers": 4,
     "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 64,
     "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0,

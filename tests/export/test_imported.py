@@ -20,6 +20,7 @@ from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import engine, golden
 from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models.bert import BertConfig
+from fleetbert.models.network import Shape
 
 FILES = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
@@ -50,7 +51,7 @@ def made(cache, tmp_path_factory) -> tuple[Path, np.ndarray]:
     folder.mkdir()
     for name in ("vocab.json", "merges.txt"):
         shutil.copyfile(FILES / name, folder / name)
-    shape: encoders.Shape = {
+    shape: Shape = {
         "vocab_size": 600, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "max_position_embeddings": 128, "type_vocab_size": 2,
         "layer_norm_eps": 1e-5, "pad_token_id": 1, "one_type": True,

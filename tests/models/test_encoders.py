@@ -31,7 +31,8 @@ from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.export import imported
-from fleetbert.models import bert, encoders, task_heads, weights
+from fleetbert.models import bert, encoders, folds, refused, task_heads, weights
+from fleetbert.models.network import FIELDS
 
 from paddlenlp import transformers as paddlenlp  # isort: skip  after fleetbert.compat
 
@@ -164,7 +165,7 @@ def write_paddlenlps(folder: Path, family: str) -> Path:
     write(folder, family)
     known = encoders.families[family]
     tensors, _ = encoders.read(
-        known._replace(fold=encoders.unchanged), *files_of(family, "classifier")
+        known._replace(fold=folds.unchanged), *files_of(family, "classifier")
     )
     named = {}
     for name, array in tensors.items():
@@ -205,7 +206,7 @@ def test_model_config_of_older_versions_of_paddlenlp(family, tmp_path):
     folder = write_paddlenlps(tmp_path / "m", family)
     fields = json.loads((folder / "config.json").read_text())
     title = fields["architectures"][0]
-    kept = (*encoders.FIELDS, "use_task_id", "task_type_vocab_size", "embedding_size")
+    kept = (*FIELDS, "use_task_id", "task_type_vocab_size", "embedding_size")
     encoder = {name: fields[name] for name in kept if name in fields and name != "pad_token_id"}
     encoder["init_class"] = title.replace("ForSequenceClassification", "Model")
     outer = {"init_args": [encoder, 3], "dropout": None, "init_class": title}
@@ -367,7 +368,7 @@ def test_what_does_not_fold_is_refused_with_the_reason(fields, sentence, tmp_pat
 def test_null_is_the_usual_value(tmp_path):
     folder = write(tmp_path / "m")
     fields = json.loads((folder / "config.json").read_text())
-    fields.update(dict.fromkeys((*encoders.ONLY, "pad_token_id")))
+    fields.update(dict.fromkeys((*refused.ONLY, "pad_token_id")))
     (folder / "config.json").write_text(json.dumps(fields))
     network, _ = loaded(folder)
     assert_close(network(*given("bert")).numpy(), MADE["bert/classifier/logits"])

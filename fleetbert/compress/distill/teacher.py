@@ -20,7 +20,7 @@ from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
 from fleetbert.engines import engine
 from fleetbert.models import sources, task_heads, weights
-from fleetbert.models.encoders import Shape
+from fleetbert.models.network import Shape
 from fleetbert.tasks import Task
 from fleetbert.tasks import get as get_task
 from fleetbert.training.strategies.single import Single
