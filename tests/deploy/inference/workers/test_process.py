@@ -14,6 +14,7 @@ import pytest
 import shapes
 from running_core import DEADLINE, gone, wait_for
 
+from fleetbert.core.device import CPU
 from fleetbert.deploy.inference.settings import Engine
 from fleetbert.deploy.inference.workers import fork_server, frames, pool, process
 from fleetbert.deploy.inference.workers.process import share_processors
@@ -91,11 +92,14 @@ def test_a_worker_forks_another_with_what_it_has_opened(forking, tmp_path, tiny_
     head = {"do": "run", "variant": variant, "batch_tokens": 64, "speeds": None}
     frame = frames.pack_texts(head, ids, [7, 38])
 
+    words = {"model": "m", "bundle": bundle, "variant": variant, "device": CPU, "threads": 1}
+    words.update(lengths=(), pad_id=0, batch_tokens=64, hang_seconds=10.0)
+
     async def answers_of(worker: pool.Worker) -> bytes:
         return (await worker.ask(frame, DEADLINE))[1]
 
     async def fork_and_compare() -> None:
-        plan = pool.Plan("m", bundle, variant, "cpu", 1, ((), (place,)), (), 0, 64, 10.0)
+        plan = pool.Plan(**words, processors=((), (place,)))
         first = await pool.Worker.start((), 1)
         await first.open(plan, variant, gently=False)
         expected = await answers_of(first)
