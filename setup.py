@@ -61,8 +61,8 @@ REQUIRES = [
 ARROW = [  # Scorer, and predict of Parquet; 26 wants NumPy 2
     'pyarrow>=8,<26; python_version < "3.13"',
     'pyarrow>=18; python_version >= "3.13"',
+    "fsspec",  # addresses; each kind has a package of its own, such as s3fs
 ]
-REMOTE = [*ARROW, "fsspec"]  # addresses; each kind has a package of its own, such as s3fs
 TRAIN = [  # also imports, exports, quantizes and distills
     *ARROW,  # the cache of tokens
     "matplotlib>=3.5",  # report.html
@@ -155,7 +155,6 @@ setup(
         "train": TRAIN,
         "serve": SERVE,
         "arrow": ARROW,
-        "remote": REMOTE,
         "tracing": TRACING,
         "onnx": ONNX,
         "lite": LITE,
@@ -164,7 +163,7 @@ setup(
         "compress": COMPRESS,
         "paddlenlp": PADDLENLP,
         # What `make venv` has, but for `dev`.
-        "all": [*SERVE, *REMOTE, *TRACING, *ONNX, *LITE, *TRACKING, *TUNE, *COMPRESS, *PADDLENLP],
+        "all": [*SERVE, *ARROW, *TRACING, *ONNX, *LITE, *TRACKING, *TUNE, *COMPRESS, *PADDLENLP],
         # Both Paddle packages fill the folder `paddle`, and pip always installs paddlepaddle too,
         # and last: a marker `extra != "gpu"` on it changes nothing (pip 23.0, 24.3 and 26.3). So
         # the GPU build must be put on top once more; it takes both commands:

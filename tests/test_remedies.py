@@ -37,7 +37,7 @@ READERS: list[tuple[str, set[str] | tuple[str, ...]]] = [
     ("fleetbert/engines/", set(ASKING)),
     ("fleetbert/cli/bundle_options.py", ASKING),
     ("fleetbert/cli/quantize.py", ("quantize",)),
-    ("fleetbert/compress/distill/", ("distill",)),
+    ("fleetbert/compress/distill/", ("distill", "train")),
     ("fleetbert/compress/", ("quantize", "export")),
     ("fleetbert/graph/", ("export",)),
     ("fleetbert/cli/checkpoint.py", ("checkpoint",)),

@@ -41,7 +41,6 @@ class Task(Section):
         False,
         "classification: learn from 2 to 64 texts of each label, beginning with an encoder of "
         "sentences (docs/few_labels.md)",
-        common_for=("train",),
     )
     negatives: int = key(
         1,

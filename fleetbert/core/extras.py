@@ -25,7 +25,6 @@ MODULES = {
         "uvloop",
     ),
     "arrow": ("pyarrow",),
-    "remote": ("fsspec", "pyarrow"),
     "tracing": ("opentelemetry",),
     "onnx": ("onnx", "onnxruntime"),
     "lite": ("paddlelite",),

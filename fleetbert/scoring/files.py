@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from fleetbert import bundle as bundles
-from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 from fleetbert.core.progress import bar
 from fleetbert.scoring.scorer import WINDOW, Scorer
@@ -67,7 +66,6 @@ def place(name: str) -> Place:
     """UserError where the address is of a kind that is not installed."""
     if "://" not in name:
         return Place(fs.LocalFileSystem(), Path(name).expanduser().absolute().as_posix(), name)
-    extras.need("remote", name)
     import fsspec
 
     try:
