@@ -1,7 +1,7 @@
 """Paddle Inference on an NVIDIA card, also through TensorRT.
 
-Nothing here was ever run on a card. What Paddle is asked for follows its sources (2.6.2 and 3.3.1:
-analysis_config.cc, analysis_predictor.cc, tensorrt_subgraph_pass.cc); tests hold each call.
+Nothing here was ever run on a card. What Paddle is asked for follows its sources
+(analysis_config.cc, and parts of analysis_predictor.cc); tests hold each call.
 
 TensorRT compiles a program for ranges of shapes. Batches of the shapes that will come run once
 without it, Paddle writes down the ranges of all tensors, and the engine is compiled for them. It
