@@ -98,8 +98,10 @@ def two_ranks(folder: Path) -> Finding:
 def parameter_servers(folder: Path, everything: bool) -> Finding:
     """A job of a server and two trainers."""
     check = "parameter servers"
-    if versions.is_paddle_3():
-        return not_here(check, "Paddle 3 has none: they need PaddlePaddle 2.6.2")
+    try:
+        versions.need_paddle_2(check)
+    except UserError as error:
+        return not_here(check, str(error))
     if not everything:
         return skipped(check, "its three processes take a while", smoke.ALL)
     config = smoke.write_job(folder, "servers", strategy={"name": "parameter_server"})

@@ -60,5 +60,5 @@ def test_processors_without_it_refuse_the_variant(bundle, monkeypatch):
 
 
 def test_it_is_for_processors(tmp_path: Path):
-    with pytest.raises(UserError, match="bfloat16 variant runs on CPUs"):
+    with pytest.raises(UserError, match="a bfloat16 variant is for CPUs"):
         engine.open_folder(engine.BFLOAT16, tmp_path, device="gpu")

@@ -34,8 +34,6 @@ from fleetbert.deploy.inference.protocol.validation import (
     unknown_parameters,
 )
 from fleetbert.deploy.inference.settings import Batching, Safety
-from fleetbert.tasks import vector_heads
-from fleetbert.tasks.metrics import softmax
 
 MODEL = "/models/{model}"
 LOGITS = "logits"
@@ -151,6 +149,9 @@ def _read_zero_shot(message: http_json.Json, given: object, core: Core) -> Asked
     unknown = unknown_parameters(raw._replace(parameters=message), (*COMMON, "parameters"))
 
     def write(response: Response) -> Content:
+        from fleetbert.tasks import vector_heads  # with tokenizers, which a start does not wait for
+        from fleetbert.tasks.metrics import softmax
+
         vectors = http_call.array(response, VECTORS)
         of_names, of_texts = vectors[: len(names)], vectors[len(names) :]
         head = vector_heads.of_names(of_names, of_texts[:0])

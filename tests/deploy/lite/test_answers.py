@@ -167,7 +167,7 @@ def test_texts_leave_early_by_the_doubt_of_their_task(predict, here, make, name)
     task, labels = tasks.of(read.task), read.task.answered_labels
     pairs = texts[::-1] if task.shape.pair else None
     tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
-    encoded = task.answer.encode(tokenizer, texts, pairs, 16)
+    encoded = task.answer.encode(tokenizer, texts, pairs, read.reading)
     opened = open_early_exit(read.folder(variant), task.outputs(labels))
     lines = "\n".join(map("\t".join, zip(texts, pairs)) if pairs else texts)
     left: set[int] = set()
