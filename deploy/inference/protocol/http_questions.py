@@ -38,7 +38,7 @@ def read(message: http_json.Json, core: Core) -> Asked:
     handle_impossible_answer: whether none may be the answer; the model decides where it is left
     out. No answer is the empty text.
     """
-    inputs, options = message.get("inputs"), message.get("parameters") or {}
+    inputs, options = message.get("inputs"), message.get("parameters", {})
     if type(inputs) is not dict or type(options) is not dict:
         raise refuse("inputs has to be an object of question and context, parameters an object")
     for name in QUESTION:

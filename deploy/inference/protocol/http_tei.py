@@ -118,8 +118,10 @@ def read_embed(message: http_json.Json, core: Core) -> Asked:
 
 def read_predict(message: http_json.Json, core: Core) -> Asked:
     """POST /predict: the labels of a text, of a pair, or of a list of [text] and [text, text]."""
-    options = message.get("parameters")
-    if type(options) is dict and (named := [name for name in LABELS if name in options]):
+    options = {} if message.get("parameters") is None else message["parameters"]
+    if type(options) is not dict:
+        raise refuse(f"parameters is {show(options)}; it has to be an object")
+    if named := [name for name in LABELS if name in options]:
         return _read_zero_shot(message, options[named[0]], core)
     model, version, target = http_call.find(message, core, SCORES)
     texts, pairs, single = _read_inputs(message.get("inputs"))

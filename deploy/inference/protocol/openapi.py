@@ -16,6 +16,7 @@ Json = Dict[str, Any]
 
 MODEL = "/v2/models/{model}"
 ERRORS = {  # by a part of the path; the first that fits
+    "/question-answering": "Error",
     "/v2/models": "Error",
     "/v2/repository": "Error",
     "/rerank": "RerankError",

@@ -27,7 +27,7 @@ SCHEMATHESIS = """
 [[operations]]
 include-operation-id = [
     "infer", "inferVersion", "rerank", "rerank2",
-    "plain", "embed", "predict", "similarity", "tokenize",
+    "plain", "embed", "predict", "similarity", "tokenize", "question", "questionOfModel",
 ]
 checks.positive_data_acceptance.enabled = false
 """
