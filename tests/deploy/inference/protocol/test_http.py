@@ -310,7 +310,8 @@ def test_what_is_no_origin_is_refused(origin):
 
 
 def test_openapi_has_each_protocols_own_errors(get):
-    kinds = {"/v2/models": "Error", "/rerank": "RerankError", "/v1/": "OpenaiError"}
+    kinds = {"/question-answering": "Error", "/v2/models": "Error"}
+    kinds.update({"/rerank": "RerankError", "/v1/": "OpenaiError"})
     kinds.update({"/v2/repository": "Error", "/models/": "RerankError"})
     for path, calls in get("/openapi.json").json()["paths"].items():
         wanted = next((kind for part, kind in kinds.items() if part in path), "Error")
