@@ -254,6 +254,16 @@ def tiny_data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory) -> Path:
+    """A folder of a tiny random encoder of sentences in Hugging Face format. Do not change it."""
+    import tiny_bert
+
+    folder = tmp_path_factory.mktemp("encoder") / "model"
+    tiny_bert.write_encoder(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
     """A bundle of a tiny random classifier with the variants float32 and, where paddle2onnx is
     installed, onnx. Do not change it."""

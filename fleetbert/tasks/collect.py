@@ -61,6 +61,12 @@ class Labelled:
         """Where each example stands in its file."""
         return self.split.lines
 
+    @property
+    def words(self) -> Sequence[np.ndarray]:
+        """Of each text, where the task asks for them: see `Encodings.words`."""
+        assert self.split.encodings.words is not None
+        return self.split.encodings.words
+
     def __getstate__(self) -> Arrays:
         """Without a split that is cached: another process maps it itself."""
         split = self.split

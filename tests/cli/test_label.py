@@ -21,18 +21,11 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("encoder") / "model"
-    tiny_bert.write_encoder(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def labelled(encoder, tmp_path_factory):
+def labelled(tiny_encoder, tmp_path_factory):
     """What the command wrote: its table, and its bundle."""
     folder = tmp_path_factory.mktemp("labelled")
     (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-    words = ["label", folder / "texts.txt", "--init", encoder, "--labels", ", ".join(NAMES)]
+    words = ["label", folder / "texts.txt", "--init", tiny_encoder, "--labels", ", ".join(NAMES)]
     words += ["--output", folder / "table.tsv", "--bundle", folder / "bundle"]
     assert commands.call(*words) == 0
     with (folder / "table.tsv").open(encoding="utf-8", newline="") as file:
@@ -65,13 +58,13 @@ def test_the_bundle_answers_as_the_table_says(labelled, tmp_path):
         np.testing.assert_allclose(alone, quantized.predict_proba(TEXTS)[:5], atol=1e-3)
 
 
-def test_without_certainty_it_abstains(encoder, tmp_path, capsys):
+def test_without_certainty_it_abstains(tiny_encoder, tmp_path, capsys):
     path = tmp_path / "texts.jsonl"
     rows = [{"text": text, "label": "other"} for text in TEXTS]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     descriptions = tmp_path / "labels.yaml"
     descriptions.write_text("no: word1\n字3: [word30, word31]\n", encoding="utf-8")
-    words = ["label", path, "--init", encoder, "--descriptions", descriptions]
+    words = ["label", path, "--init", tiny_encoder, "--descriptions", descriptions]
     output = tmp_path / "table.jsonl"
     assert commands.call(*words, "--abstain", "0.995", "--output", output) == 0
     rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
@@ -99,11 +92,11 @@ def test_without_certainty_it_abstains(encoder, tmp_path, capsys):
         (("--labels", "a,b", "--init", "random"), "random weights know no names of labels"),
     ],
 )
-def test_mistakes_are_named(words, sentence, encoder, tmp_path, capsys):
+def test_mistakes_are_named(words, sentence, tiny_encoder, tmp_path, capsys):
     (tmp_path / "texts.txt").write_text("word1\n")
     (tmp_path / "y.yaml").write_text("c: word3\n")
     (tmp_path / "bad.yaml").write_text("- word3\n")
     places = {"y": tmp_path / "y.yaml", "bad": tmp_path / "bad.yaml"}
     given = [word.format(**places) for word in words]
-    assert commands.call("label", tmp_path / "texts.txt", "--init", encoder, *given) == 2
+    assert commands.call("label", tmp_path / "texts.txt", "--init", tiny_encoder, *given) == 2
     assert sentence in capsys.readouterr().err

@@ -38,16 +38,9 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("encoder") / "model"
-    tiny_bert.write_encoder(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(encoder, tmp_path_factory):
+def run(tiny_encoder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    return fleetbert.train(TRAIN, DEV, init=encoder, few_shot=True, output_dir=folder, **KEYS)
+    return fleetbert.train(TRAIN, DEV, init=tiny_encoder, few_shot=True, output_dir=folder, **KEYS)
 
 
 def test_it_learns_and_is_measured_as_it_is_written(run):
@@ -71,12 +64,12 @@ def test_its_folder_is_opened_with_its_head(run, tmp_path):
     assert student.metrics["accuracy"] > 1 / 3
 
 
-def test_a_table_with_few_texts_offers_it(encoder, tmp_path, caplog):
+def test_a_table_with_few_texts_offers_it(tiny_encoder, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     keys = {"trainer.max_steps": 1, **KEYS}
-    vectors = fleetbert.import_model(encoder, tmp_path / "vectors")  # it says how it pools
+    vectors = fleetbert.import_model(tiny_encoder, tmp_path / "vectors")  # it says how it pools
     assert bundles.read(vectors).task.name == "embedding"
-    fleetbert.train(TRAIN, init=encoder, output_dir=tmp_path / "run", **keys)
+    fleetbert.train(TRAIN, init=tiny_encoder, output_dir=tmp_path / "run", **keys)
     assert "8.0 texts a label are few; task.few_shot=true learns more from them" in caplog.text
 
 
@@ -94,7 +87,7 @@ def test_a_table_with_few_texts_offers_it(encoder, tmp_path, caplog):
         (TRAIN, None, {"init": "random", "model.vocab": "vocab.txt"}, "task.few_shot: is for"),
     ],
 )
-def test_mistakes_are_named(train, dev, keys, sentence, encoder, tmp_path):
-    given = {"init": encoder, "output_dir": tmp_path, **KEYS, **keys}
+def test_mistakes_are_named(train, dev, keys, sentence, tiny_encoder, tmp_path):
+    given = {"init": tiny_encoder, "output_dir": tmp_path, **KEYS, **keys}
     with pytest.raises(fleetbert.UserError, match=sentence):
         fleetbert.train(train, dev, few_shot=True, **given)

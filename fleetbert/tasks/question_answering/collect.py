@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Sequence
 
 import numpy as np
 
@@ -49,11 +48,6 @@ class Windows(Labelled):
             "n_texts": int(np.count_nonzero(weight)),
             "n_tokens": batch.n_tokens,
         }
-
-    @property
-    def words(self) -> Sequence[np.ndarray]:
-        assert self.split.encodings.words is not None
-        return self.split.encodings.words
 
     @cached_property
     def text_lengths(self) -> np.ndarray:

@@ -43,11 +43,6 @@ class Collector(Labelled):
             "n_tokens": batch.n_tokens,
         }
 
-    @property
-    def words(self) -> Sequence[np.ndarray]:
-        assert self.split.encodings.words is not None
-        return self.split.encodings.words
-
     def asked(self, text: int) -> int:
         """How many tokens something is asked of."""
         words = self.words[text]
