@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import shapes
-from running_core import DEADLINE, gone, wait_for
+from running_core import DEADLINE, wait_for
 
 from fleetbert.core.device import CPU
 from fleetbert.deploy.inference.settings import Engine
@@ -42,12 +42,23 @@ def test_each_worker_has_processors_of_its_own(monkeypatch, processors, settings
 
 @pytest.fixture
 def forking(monkeypatch):
-    """A server's process that forks workers, started early."""
+    """A server's process that forks workers, started early; no worker outlives the test."""
     monkeypatch.setattr(process, "forking", None)
     process.start_early(Engine(workers=2, threads=1))
+    former = workers()
     yield process.forking
+    for one in workers() - former:
+        one.kill()
+        one.wait(60)
     process.forking.process.kill()
     process.forking.process.wait(60)
+
+
+def workers() -> set[psutil.Process]:
+    """Those that are children of this process; new ones have their parent's name for a moment."""
+    names = ("fleetbert-work", fork_server.NAME)
+    others = {child for child in psutil.Process().children() if child.name() in names}
+    return {child for child in others if child.pid != process.forking.process.pid}
 
 
 def start(*processors: int) -> process.Started:
@@ -68,8 +79,9 @@ def test_workers_are_forked_with_paddle_as_children_that_can_be_waited_for(forki
     pinned, free = start(place), start()
     found = [psutil.Process(one.process.pid) for one in (pinned, free)]
     assert [one.ppid() for one in found] == [os.getpid()] * 2
-    assert [one.name() for one in found] == ["fleetbert-work"] * 2
-    assert found[0].cpu_affinity() == [place]
+    # A worker is known before it has given itself a name and its processors.
+    wait_for(lambda: all(one.name() == "fleetbert-work" for one in found), "the workers' names")
+    wait_for(lambda: found[0].cpu_affinity() == [place], "the worker's processor")
     assert found[1].cpu_affinity() == sorted(os.sched_getaffinity(0))
     assert all("libpaddle" in str(one.memory_maps()) for one in found)
     assert found[0].environ().items() >= process.HUGE_PAGES.items()
@@ -133,6 +145,7 @@ def test_the_process_that_forks_is_started_again_where_it_has_ended(forking):
 
 @pytest.mark.slow
 def test_it_refuses_while_it_cannot_and_workers_end_with_what_awaited_them(forking, monkeypatch):
+    former = workers()
     with monkeypatch.context() as patch:
         patch.setattr(forking, "_start", lambda _: subprocess.Popen(["false"]))
         forking.process.kill()
@@ -147,5 +160,4 @@ def test_it_refuses_while_it_cannot_and_workers_end_with_what_awaited_them(forki
         await asyncio.gather(coming, return_exceptions=True)
 
     asyncio.run(cancel())
-    others = [child for child in psutil.Process().children() if child.name() == "fleetbert-work"]
-    wait_for(lambda: all(gone(child.pid) for child in others), "no worker that nobody knows")
+    wait_for(lambda: not workers() - former, "no worker that nobody knows")
