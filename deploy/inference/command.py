@@ -15,23 +15,25 @@ from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.ops import output
 from fleetbert.deploy.inference.workers import process
 
-MANIFESTS = ("manifest.json", "bundle/manifest.json")
-
 DESCRIPTION = """\
 Answer over HTTP and gRPC (the Open Inference Protocol v2), with a page for people at /.
 
   fleetbert serve --repository models
+  fleetbert serve --repository output/sst2/bundle
   fleetbert serve --repository models --config configs/serve/x86.yaml batching.max_wait_ms=5
 
-The repository is a folder of models: MODEL/VERSION/ is a bundle, e.g. models/sst2/1. Changes in it
-are noticed while the server runs. Words key=value change the config, or stand instead of one;
-configs/serve/x86.yaml has every key. At SIGTERM the server answers the requests that it has
-accepted, and exits with 0.
+The repository is a folder of models, in which MODEL/VERSION/ is a bundle, e.g. models/sst2/1, or it
+is a bundle itself. Changes in it are noticed while the server runs. Words key=value change the
+config, or stand instead of one; configs/serve/x86.yaml has every key. At SIGTERM the server answers
+the requests that it has accepted, and exits with 0.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repository", metavar="DIR", help="folder of models (repository.path)")
+    parser.add_argument(
+        "--repository", metavar="DIR", help="folder of models, or a bundle (repository.path)"
+    )
+    parser.add_argument("--name", metavar="MODEL", help="name of the bundle (repository.name)")
     parser.add_argument("--config", metavar="FILE", help="YAML file of the server")
     parser.add_argument("--http-port", type=int, metavar="N", help="listen.http_port (8000)")
     parser.add_argument("--grpc-port", type=int, metavar="N", help="listen.grpc_port (8001)")
@@ -43,6 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     extras.need("serve", "the server")
     given = {
         "repository.path": arguments.repository,
+        "repository.name": arguments.name,
         "listen.http_port": arguments.http_port,
         "listen.grpc_port": arguments.grpc_port,
     }
@@ -51,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     section = config.load_as(
         settings.Serve, arguments.config or os.devnull, [*words, *arguments.overrides]
     )
-    _check_repository(Path(section.repository.path))
+    _check_repository(section.repository)
     output.start()  # before the workers, which inherit it
     process.start_early(section.engine)
     import uvloop
@@ -64,15 +67,29 @@ def run(arguments: argparse.Namespace) -> None:
     uvloop.run(server.serve(section, Repository))
 
 
-def _check_repository(path: Path) -> None:
+def _check_repository(repository: settings.Repository) -> None:
     """UserError unless it holds a model: a server that waits for one looks like one that works."""
+    path, name = Path(repository.path), repository.model()
     if not path.is_dir():
         raise UserError(
             f"repository {path} is no folder; name one that holds MODEL/VERSION/ bundles "
             "(--repository, or repository.path)"
         )
+    if name is not None:
+        if settings.MODEL_NAME.fullmatch(name):
+            return
+        raise UserError(
+            f"{name!r} is no name of a model; give {path} one of letters, digits, '.', '_' and '-' "
+            "with --name"
+        )
+    if repository.name is not None:
+        raise UserError(
+            f"--name {repository.name} is the name of a bundle, but there is no "
+            f"{path}/{settings.MANIFESTS[0]}; name the bundle's folder with --repository, or leave "
+            "out --name to serve a folder of models"
+        )
     manifests = [
-        p.relative_to(path) for name in MANIFESTS for p in path.glob(f"[!.]*/[!.]*/{name}")
+        p.relative_to(path) for name in settings.MANIFESTS for p in path.glob(f"[!.]*/[!.]*/{name}")
     ]
     if any(settings.VERSION_NAME.fullmatch(manifest.parts[1]) for manifest in manifests):
         return

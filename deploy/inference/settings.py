@@ -7,6 +7,7 @@ module, it prints configs/serve/x86.yaml.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import ClassVar, Dict, List, Literal, Mapping, Optional, Union
 
 from pydantic import field_validator, model_validator
@@ -16,7 +17,10 @@ from fleetbert.core import device as devices
 from fleetbert.core.errors import UserError
 
 Admins = Literal["loopback", "anyone", "nobody"]
-VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")  # of a folder in the repository
+# Of folders in the repository.
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")
+MANIFESTS = ("manifest.json", "bundle/manifest.json")  # one of them is in a version's folder
 
 
 SERVE = ("serve",)  # of `fleetbert serve --help`
@@ -155,8 +159,11 @@ class Repository(Section):
     path: str = key(
         "models",
         "folder of models: MODEL/VERSION/ is a bundle, e.g. models/sst2/1 (VERSION/bundle "
-        "works too)",
+        "works too); or a bundle, which is served as version 1 of one model",
         common_for=SERVE,
+    )
+    name: Optional[str] = key(
+        None, "name of the model if path is a bundle (null: its folder's name)", common_for=SERVE
     )
     poll_seconds: float = key(
         2.0, "time between two searches for changes on disk (0: only on request)", ge=0
@@ -165,6 +172,15 @@ class Repository(Section):
         {}, "policies of single models: {sst2: {versions: [3, 4], aliases: {stable: 3}}}"
     )
     default: Policy = Policy()  # of all other models
+
+    def model(self) -> Optional[str]:
+        """Name of the only model if `path` is a bundle; None if it is a folder of models."""
+        path = Path(self.path)
+        if not any((path / manifest).is_file() for manifest in MANIFESTS):
+            return None
+        path = path.resolve()
+        # Training writes NAME/bundle.
+        return self.name or (path.parent if path.name == "bundle" else path).name
 
 
 class Batching(Section):

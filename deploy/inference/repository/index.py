@@ -1,4 +1,4 @@
-"""What lies in the repository's folder: MODEL/VERSION/ or MODEL/VERSION/bundle/.
+"""What lies in the repository's folder: MODEL/VERSION/ or MODEL/VERSION/bundle/, or one bundle.
 
 Names come from listing the folder, never from a request.
 """
@@ -15,11 +15,9 @@ from typing import Dict, Mapping, Tuple
 
 from fleetbert import bundle as bundles
 from fleetbert.core.errors import UserError, of_system
-from fleetbert.deploy.inference.settings import VERSION_NAME
+from fleetbert.deploy.inference.settings import MODEL_NAME, VERSION_NAME
 
 log = logging.getLogger(__name__)
-
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 INCOMPLETE_SECONDS = 30.0  # a folder that is copied has mostly changed by then
 
@@ -43,11 +41,13 @@ Folders = Dict[str, Dict[int, VersionFolder]]  # by model and version
 
 
 class Index:
-    """The models and versions below `root`, as they were when it was looked at last. What is wrong
-    with a folder is logged once, and what is not whole after INCOMPLETE_SECONDS."""
+    """The models and versions below `root`, as they were when it was looked at last; of a `model`,
+    `root` is version 1. What is wrong with a folder is logged once, and what is not whole after
+    INCOMPLETE_SECONDS."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, model: str | None = None):
         self._root = root
+        self._model = model
         self._known: dict[Path, VersionFolder] = {}
         self._reported: set[Path] = set()  # folders with wrong names
         self._failing: set[Path] = set()  # folders that cannot be read
@@ -60,6 +60,18 @@ class Index:
     def look(self, anew: str | None = None) -> Folders | None:
         """What is there now. What has not changed is not read again, but for the model `anew`, and
         what cannot be read for now is as it was; None if that is the root."""
+        if self._model:
+            unchanged = {} if self._model == anew else self._known
+            index: Folders | None = {self._model: {1: _find(self._root, unchanged)}}
+        else:
+            index = self._folders_below(anew)
+        if index is None:
+            return None
+        self._known = {v.path: v for versions in index.values() for v in versions.values()}
+        self._tell_broken()
+        return index
+
+    def _folders_below(self, anew: str | None) -> Folders | None:
         index: Folders = {}
         try:
             folders = self._folders(self._root, MODEL_NAME, "a model")
@@ -84,8 +96,6 @@ class Index:
                 self._tell(folder, logging.WARNING, words, error)
             if versions:
                 index[folder.name] = versions
-        self._known = {v.path: v for versions in index.values() for v in versions.values()}
-        self._tell_broken()
         return index
 
     def _tell_broken(self) -> None:

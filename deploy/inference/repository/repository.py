@@ -53,7 +53,7 @@ class Repository:
             name: Model(name, policy, required=True)
             for name, policy in settings.repository.models.items()
         }
-        self._index = index.Index(self._root)
+        self._index = index.Index(self._root, settings.repository.model())
         self._loader = Loader(settings)
         self._looked = False
         self._seen: dict[tuple[str, int], float] = {}  # when each version was last there

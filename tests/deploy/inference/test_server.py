@@ -94,6 +94,8 @@ def test_a_port_in_use_is_one_sentence(tmp_path, key):
         (["--repository", "{folder}"], "holds no model: copy a bundle"),
         (["--repository", "{folder}/a"], "sst2/v1 is not named like a version; rename it"),
         (["--repository", "{folder}/b"], "sst2/0001 is not named like a version; rename it"),
+        (["--repository", "{folder}", "--name", "m"], "there is no {folder}/manifest.json; name"),
+        (["--repository", "{folder}/a/sst2/v1", "--name", "a/b"], "'a/b' is no name of a model"),
         (["--repository", "{folder}", "listen.htp_port=1"], "did you mean listen.http_port"),
         (["--config", "{folder}/none.yaml"], "none.yaml: cannot be read"),
         (["--config", "{folder}/server.yaml"], 'an address of IPv6 has to be quoted: "::"'),
@@ -110,7 +112,7 @@ def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
         cli.main(["serve", *(word.format(folder=tmp_path) for word in words)])
     assert caught.value.code == 2
     output = capsys.readouterr().err
-    assert part in output and output.count("\n") == 1
+    assert part.format(folder=tmp_path) in output and output.count("\n") == 1
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "false"), ("true", "true")])

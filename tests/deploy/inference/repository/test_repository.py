@@ -395,6 +395,31 @@ def test_models_are_unloaded_and_loaded_by_request(bundle, models, start):
     assert not core.do(core.repository.ready)  # nothing is served
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "expected"),
+    [("mnt/models", "sst2", "sst2"), ("sst2", None, "sst2"), ("sst2/bundle", None, "sst2")],
+)
+def test_a_folder_that_is_a_bundle_is_one_model(
+    bundle, other_bundle, tmp_path, path, name, expected
+):
+    folder = tmp_path / path
+    shutil.copytree(bundle, folder)
+    with running(folder, poll_seconds=POLL, name=name) as core:
+        assert states(core, expected) == {"1": State.READY}
+        before = core.ask(model=expected, texts=TEXTS).outputs["logits"]
+        core.call(core.repository.unload(expected))
+        core.call(core.repository.load(expected))
+        shutil.rmtree(folder)
+        shutil.copytree(other_bundle, folder)
+
+        def changed() -> bool:
+            logits = core.ask(model=expected, texts=TEXTS).outputs["logits"]
+            return not np.array_equal(before, logits)
+
+        wait_for(changed, "the other bundle")
+        assert states(core, expected) == {"1": State.READY}
+
+
 def test_several_versions_answer_by_number_and_alias(bundle, other_bundle, models, start):
     put(bundle, models, 3)
     (models / MODEL / "10").mkdir()
