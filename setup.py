@@ -97,7 +97,7 @@ TRACKING = [
 # `fleetbert tune`. JournalFileBackend came with 4; what comes after 5 was not tried.
 TUNE = ["optuna>=4,<6", *TRAIN]
 # Tests import models that it quantized and compare its calls with the Paddle classes that
-# compress/ takes. Nothing in fleetbert/ imports it.
+# compression/ takes. Nothing in fleetbert/ imports it.
 COMPRESS = ["paddleslim==2.6.0", *TRAIN]
 PADDLENLP = [
     "paddlenlp==2.8.1",

@@ -50,7 +50,7 @@ def job(*arguments: Any) -> config.Quantize:
 
 def add_trained(settings: config.Quantize) -> Any:
     """Add a variant by a method that trains; what it trained."""
-    from fleetbert.compress import pipeline
+    from fleetbert.compression import pipeline
 
     prepare, kept = pipeline.load(settings.method), []
     with pytest.MonkeyPatch.context() as patch:

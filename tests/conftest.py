@@ -64,7 +64,7 @@ LONG = (
     "training/test_two_ranks.py", "training/test_precision.py", "launch/test_ranks.py",
     "launch/test_launcher.py", "launch/test_train.py", "deploy/inference/workers/test_starts.py",
     "deploy/inference/test_answers.py", "deploy/inference/test_huge_texts.py",
-    "compress/test_command.py", "compress/test_distill.py", "compress/test_early_exit.py",
+    "compression/test_command.py", "compression/test_distill.py", "compression/test_early_exit.py",
     "api/test_api.py", "training/test_full_disk.py", "training/test_reader.py",
     "training/test_ctr.py", "data/test_cache.py", "deploy/lite/test_early_exit.py",
     "export/test_imported.py",
@@ -90,8 +90,8 @@ PADDLE_2 = {
 # What paddle2onnx makes the models of, which has no wheel for Python 3.13.
 ONNX = (
     "tests/bench/test_infer.py::test_all_variants_answer_alike",
-    "tests/compress/test_activations.py::test_onnx_computes_the_formulas",
-    "tests/compress/test_onnx",
+    "tests/compression/test_activations.py::test_onnx_computes_the_formulas",
+    "tests/compression/test_onnx",
     "tests/export/test_onnx",
     "tests/deploy/inference/repository/test_repository.py::test_auto_takes_the_fastest_that_can",
     "tests/deploy/inference/repository/test_variants.py::test_early_exit_is_served_where_its",
@@ -311,7 +311,7 @@ def whole_program(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def kept():
     """Two of four heads and 48 of 128 units in each of its two layers."""
-    from fleetbert.compress.importance import Kept
+    from fleetbert.compression.importance import Kept
 
     units = np.random.default_rng(0).permuted(np.tile(np.arange(128), (2, 1)), axis=1)
     return Kept(np.array([[0, 2], [1, 3]]), np.sort(units[:, :48], axis=1))
@@ -320,7 +320,7 @@ def kept():
 @pytest.fixture(scope="session")
 def pruned_program(whole_program, kept, tmp_path_factory) -> Path:
     """That program with only these."""
-    from fleetbert.compress import from_program, prune
+    from fleetbert.compression import from_program, prune
     from fleetbert.graph import program as programs
 
     path = tmp_path_factory.mktemp("pruned")

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", nargs="+", required=True)
     paths = parser.parse_args(argv).config
     environment.import_paddle()
-    from fleetbert.compress.distill import job as distilling
+    from fleetbert.compression.distill import job as distilling
     from fleetbert.training import job as training
     from fleetbert.training.strategies import collective, connect
 

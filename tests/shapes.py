@@ -13,7 +13,7 @@ from tiny_bert import LABELS
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compat import processor
-from fleetbert.compress import pipeline
+from fleetbert.compression import pipeline
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch

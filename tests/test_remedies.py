@@ -37,8 +37,8 @@ READERS: list[tuple[str, set[str] | tuple[str, ...]]] = [
     ("fleetbert/engines/", set(ASKING)),
     ("fleetbert/cli/bundle_options.py", ASKING),
     ("fleetbert/cli/quantize.py", ("quantize",)),
-    ("fleetbert/compress/distill/", ("distill", "train")),
-    ("fleetbert/compress/", ("quantize", "export")),
+    ("fleetbert/compression/distill/", ("distill", "train")),
+    ("fleetbert/compression/", ("quantize", "export")),
     ("fleetbert/graph/", ("export",)),
     ("fleetbert/cli/checkpoint.py", ("checkpoint",)),
     ("fleetbert/training/", JOBS),
@@ -53,8 +53,8 @@ DISTILL = [distillation.Distill, distillation.SelfDistill]
 # Likewise the schemas whose keys a message may name.
 SCHEMAS = [
     ("deploy/", [settings.Serve]),
-    ("fleetbert/compress/distill/", [*DISTILL, *QUANTIZE]),
-    ("fleetbert/compress/", [*QUANTIZE, *DISTILL]),
+    ("fleetbert/compression/distill/", [*DISTILL, *QUANTIZE]),
+    ("fleetbert/compression/", [*QUANTIZE, *DISTILL]),
     ("fleetbert/launch/", JOB),
     ("fleetbert/", [*JOB, *QUANTIZE, *DISTILL, settings.Serve]),
 ]
@@ -163,11 +163,11 @@ def test_what_a_message_names_is_there():
 def test_the_search_finds_what_is_wrong():
     """The advice that quantize gave, a misspelt option, another command's, keys that are not."""
     assert wrong_options("fleetbert/engines/gate.py", "or --on-bad-line skip") == ["--on-bad-line"]
-    assert wrong_options("fleetbert/compress/gate.py", "or --on-bad-line skip")
+    assert wrong_options("fleetbert/compression/gate.py", "or --on-bad-line skip")
     assert wrong_options("fleetbert/launch/x.py", "see --max-restart") == ["--max-restart"]
     assert wrong_options("deploy/inference/x.py", "use --device cpu") == ["--device"]
     assert not wrong_options("fleetbert/engines/x.py", "use --device cpu, a--b, see --debug")
     assert wrong_keys("fleetbert/training/x.py", "set trainer.epoch") == ["trainer.epoch"]
-    assert wrong_keys("fleetbert/compress/x.py", "set listen.http_port") == ["listen.http_port"]
+    assert wrong_keys("fleetbert/compression/x.py", "set listen.http_port") == ["listen.http_port"]
     assert not wrong_keys("fleetbert/training/x.py", "trainer.epochs of model.pdmodel")
     assert len(list(modules())) > 150

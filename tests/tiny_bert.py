@@ -125,7 +125,7 @@ def add_early_exit(path: Path, pad_id: int = 0, source: str = "float32") -> None
 
     from fleetbert import bundle as bundles
     from fleetbert import tasks
-    from fleetbert.compress import early_exit
+    from fleetbert.compression import early_exit
     from fleetbert.engines.exits import Settings
 
     bundle = bundles.read(path)

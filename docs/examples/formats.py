@@ -17,7 +17,7 @@ import paddle  # isort: skip
 
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer, worker
-from fleetbert.compress import from_program
+from fleetbert.compression import from_program
 from fleetbert.core import errors
 from fleetbert.data import ragged, tokenizers
 from fleetbert.models import task_heads, weights

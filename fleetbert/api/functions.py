@@ -33,7 +33,7 @@ from fleetbert.training import stopping
 if TYPE_CHECKING:
     import numpy as np
 
-    from fleetbert.compress import pipeline
+    from fleetbert.compression import pipeline
     from fleetbert.training.job import Result
     from fleetbert.training.loop import Callback
 
@@ -216,7 +216,7 @@ def quantize(
         raise UserError("quantize: is for one process; ranks are for launch/quantize.py")
     pairs.refuse_of_bundle(job, tables, "calibration")
     environment.import_paddle()
-    from fleetbert.compress import pipeline  # loads Paddle
+    from fleetbert.compression import pipeline  # loads Paddle
 
     return _variant(pipeline.quantize(job), job.bundle)
 
@@ -253,7 +253,7 @@ def distill(
         job = job_of(configs.Distill, given, tables, config, folder)
         job = pairs.of_pairs(job, pairs.written(job, tables))
         environment.import_paddle()
-        from fleetbert.compress.distill import job as distillation  # loads Paddle
+        from fleetbert.compression.distill import job as distillation  # loads Paddle
 
         with stopping.expected_by_program(_remedy("distill", job)):
             return _run(distillation.distill(job))
@@ -287,7 +287,7 @@ def early_exit(
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
     pairs.refuse_of_bundle(job, tables, "train")
     environment.import_paddle()
-    from fleetbert.compress.distill import exits  # loads Paddle
+    from fleetbert.compression.distill import exits  # loads Paddle
 
     return [_variant(result, job.bundle) for result in exits.add_variants(job)]
 

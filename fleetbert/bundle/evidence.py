@@ -33,7 +33,7 @@ class Brief(Strict):
 
 
 class Drop(Strict):
-    """What was lost against float32 (value), and its 95 % interval; see `compress.paired`.
+    """What was lost against float32 (value), and its 95 % interval; see `compression.paired`.
 
     lost, gained: texts that only float32, or only the variant, answers right; p_value: of McNemar's
     exact test. Only where the metric counts right answers.
@@ -110,7 +110,7 @@ class Pruning(Strict):
 
 class Clipped(Strict):
     """The threshold of a layer's input and the token error of the layers that read it, before it
-    was lowered (`former`) and after; see `compress.clip`."""
+    was lowered (`former`) and after; see `compression.clip`."""
 
     former: float
     threshold: float
@@ -120,7 +120,7 @@ class Clipped(Strict):
 
 class Smoothed(Strict):
     """How a layer's input was smoothed: the exponent, and the token error of the layers that read
-    it, before (`former`) and after, on calibration texts; see `compress.smooth`."""
+    it, before (`former`) and after, on calibration texts; see `compression.smooth`."""
 
     exponent: float
     former_error: float
@@ -130,7 +130,7 @@ class Smoothed(Strict):
 class Split(Strict):
     """Units whose outputs stand in pieces, one piece more each time that a unit is named, so that
     the threshold of the layer that reads them could be lower, and its token error before
-    (`former`) and after, on calibration texts; see `compress.split`."""
+    (`former`) and after, on calibration texts; see `compression.split`."""
 
     former: float
     threshold: float

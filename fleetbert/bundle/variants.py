@@ -137,7 +137,7 @@ class OnnxInt8Variant(_Variant):
 
 class WeightOnlyVariant(_Variant):
     """Integers on disk, float32 in arithmetic. weight_errors: relative error (Frobenius
-    norm) of each weight; output_errors: token error of its layer (`compress.sensitivity`)."""
+    norm) of each weight; output_errors: token error of its layer (`compression.sensitivity`)."""
 
     kind: Literal["paddle-inference-weight-only"] = "paddle-inference-weight-only"
     bits: int = 8

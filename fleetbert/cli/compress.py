@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     words = [f"{key}={value}" for key, value in given.items() if value is not None]
     job = config.load_as(config.Compress, arguments.config, [*arguments.overrides, *words])
     environment.import_paddle()
-    from fleetbert.compress import search  # with Paddle, which --help has no need of
+    from fleetbert.compression import search  # with Paddle, which --help has no need of
 
     stopping.expect()
     search.compress(job)

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
         extras.need("train", "training early exits")
         ranks.supervised(config.Strategy().hang_timeout, resumes=False)
         environment.import_paddle()
-        from fleetbert.compress.distill import exits  # with Paddle, as below
+        from fleetbert.compression.distill import exits  # with Paddle, as below
 
         exits.add_variants(job)
         return
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     distillation = job_options.read(arguments, config.Distill)
     if distillation is None:
         return
-    from fleetbert.compress.distill.job import distill
+    from fleetbert.compression.distill.job import distill
 
     distill(distillation)
 

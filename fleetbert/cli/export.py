@@ -90,7 +90,7 @@ def _export_onnx(arguments: argparse.Namespace) -> None:
 
 def _export_lite(arguments: argparse.Namespace) -> None:
     # They load Paddle.
-    from fleetbert.compress.gate import lite_accuracy
+    from fleetbert.compression.gate import lite_accuracy
     from fleetbert.export import lite
 
     if arguments.target is None:

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"method: {job.method} is for one process; start it without paddle.distributed.launch"
         )
     environment.import_paddle()
-    from fleetbert.compress import pipeline  # with Paddle, which --help has no need of
+    from fleetbert.compression import pipeline  # with Paddle, which --help has no need of
 
     pipeline.load(job.method)
     if trains:

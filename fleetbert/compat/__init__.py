@@ -10,7 +10,7 @@ What Paddle does where another room goes its own way instead, and the version th
 | 2.6.2 | ends saved programs with no-op scales; constants of shape [] | graph.tidy |
 | 2.6.2 | passes crash at a constant that nothing reads | graph.padding |
 | 2.6.2 | CPU kernels of LayerNorm, dropout and a Linear's bias are slow | models.cpu |
-| 2.6.2 | its AdaRound computes its loss from outputs that are fed as data | compress.calibrate |
+| 2.6.2 | its AdaRound computes its loss from outputs that are fed as data | compression.calibrate |
 | 2.6.2 | clipping computes the gradients' norm and keeps it to itself | training.optimizer |
 | 2.6.2 | AMP runs float32 on devices that lack a type | training.precision |
 | 2.6.2 | a DataLoader forks with threads' locks; workers outlive a killed rank | training.reader |
@@ -24,5 +24,5 @@ What Paddle does where another room goes its own way instead, and the version th
 | 2.6.2 | the teardown of its libraries aborts now and then | core.errors |
 | 2.6.2, 3.3.1 | its import imports httpx and setuptools, which nothing here uses | deferred |
 | 2.6.2, 3.3.1 | importing paddle.distributed gives the root logger a handler | core.log |
-| PaddleSlim 2.6.0 | calls the classes of Paddle that compress.* call | compress |
+| PaddleSlim 2.6.0 | calls the classes of Paddle that compression.* call | compression |
 """

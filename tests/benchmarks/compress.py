@@ -36,7 +36,7 @@ from fleetbert import bundle as bundles
 from fleetbert.bench import infer as answering
 from fleetbert.bench import measure
 from fleetbert.bench.worker import Json
-from fleetbert.compress import paired
+from fleetbert.compression import paired
 from fleetbert.core.errors import UserError
 
 REFUSED = 3  # the exit code of a gate
@@ -244,7 +244,7 @@ def _compress(
 def _chosen(recipe: Recipe, told: str) -> list[str]:
     """The keys that choose what a refused variant had chosen, by what its command has said."""
     if recipe.variant == "onnx-int8":
-        from fleetbert.compress import onnx_int8  # loads Paddle
+        from fleetbert.compression import onnx_int8  # loads Paddle
 
         tried = re.findall(r"(\w+) scales: (\d+) texts/s, drop ([-\d.]+)", told)[-2:]
         forms = {

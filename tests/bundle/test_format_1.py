@@ -12,7 +12,7 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import pipeline
+from fleetbert.compression import pipeline
 from fleetbert.engines import answer, golden
 
 HERE = Path(__file__).parent

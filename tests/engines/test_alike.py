@@ -1,5 +1,5 @@
 """Whether answers depend on the texts beside them: of every task's scores, and of every engine
-where its own tests are (tests/compress/test_onnx_int8.py, the gate's `alone_difference`)."""
+where its own tests are (tests/compression/test_onnx_int8.py, the gate's `alone_difference`)."""
 
 from __future__ import annotations
 

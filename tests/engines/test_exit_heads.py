@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from fleetbert import config as configs
-from fleetbert.compress.distill import exit_training
+from fleetbert.compression.distill import exit_training
 from fleetbert.data.packing import pack, packed_layout
 from fleetbert.engines import exit_heads
 

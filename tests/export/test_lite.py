@@ -34,10 +34,10 @@ from fleetbert.models.bert import BertConfig
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
-from fleetbert.compress import static
-from fleetbert.compress.gate import lite_accuracy
-from fleetbert.compress.texts import feeds
-from fleetbert.compress.work import Source
+from fleetbert.compression import static
+from fleetbert.compression.gate import lite_accuracy
+from fleetbert.compression.texts import feeds
+from fleetbert.compression.work import Source
 from fleetbert.graph import lite_program
 
 SHAPES = [(1, 16), (2, 32), (5, 64), (3, 128), (1, 512), (17, 48)]

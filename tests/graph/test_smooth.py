@@ -7,7 +7,7 @@ import pytest
 from passes import INPUTS, ask, ask_rows, make_batch
 
 from fleetbert.compat import environment
-from fleetbert.compress.work import Source
+from fleetbert.compression.work import Source
 from fleetbert.engines import engine
 from fleetbert.graph import int8, smooth
 from fleetbert.graph import program as programs

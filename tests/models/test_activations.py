@@ -10,7 +10,7 @@ import pytest
 from activation import FORMULAS, SAME, bert, make_network
 from tiny_bert import export
 
-from fleetbert.compress import from_program
+from fleetbert.compression import from_program
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.models import activations

@@ -26,7 +26,7 @@ from encoder_files import (
 from safetensors.numpy import load_file
 
 from fleetbert import config
-from fleetbert.compress import from_program
+from fleetbert.compression import from_program
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine

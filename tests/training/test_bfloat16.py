@@ -9,7 +9,7 @@ from halves import needs_bfloat16
 
 from fleetbert import config
 from fleetbert.compat import processor
-from fleetbert.compress.distill.theseus import Theseus
+from fleetbert.compression.distill.theseus import Theseus
 from fleetbert.core.errors import UserError
 from fleetbert.models import bfloat16
 from fleetbert.training import loop, precision

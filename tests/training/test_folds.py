@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score
 
 import fleetbert
 from fleetbert import config
-from fleetbert.compress.distill import teacher as teachers
+from fleetbert.compression.distill import teacher as teachers
 from fleetbert.core.errors import UserError
 from fleetbert.data import folds as tables
 from fleetbert.data import tokenizers

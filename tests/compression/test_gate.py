@@ -1,0 +1,51 @@
+"""A gate whose table cannot tell a good variant from a bad one says so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fleetbert import bundle as bundles
+from fleetbert import config, tasks
+from fleetbert.compression.gate import Gate
+from fleetbert.core.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("task", "written", "labels", "alike"),
+    [
+        ("classification", ["a", "a"], ["a", "b"], "the same label"),
+        ("classification", ["a", "b"], ["a", "b"], ""),
+        ("regression", ["3.0", "3.0"], [], "the same number"),
+        ("regression", ["3.0", "3.5"], [], ""),
+        ("embedding", ["0.5", "0.5"], [], "the same number"),
+        ("multi_label_classification", ['["a"]', '["a"]'], ["a", "b"], "the same labels"),
+        ("multi_label_classification", ['["a"]', '["a", "b"]'], ["a", "b"], ""),
+        ("token_classification", ["[]", "[]"], ["O", "B-x", "I-x"], "no text has a span"),
+        ("token_classification", ["[]", '[[0, 1, "x"]]'], ["O", "B-x", "I-x"], ""),
+        ("ranking", ['[1, "q"]', '[1, "q"]'], [], ""),
+    ],
+)
+def test_what_all_texts_have_in_common(task, written, labels, alike):
+    kind = tasks.get(task).labels
+    assert alike in kind.alike(kind.targets(written, labels))
+    assert bool(kind.alike(kind.targets(written, labels))) == bool(alike)
+
+
+def test_a_gate_that_any_variant_would_pass_is_refused():
+    """Spearman's correlation with equal numbers is 0, of every model."""
+    gate = Gate.__new__(Gate)
+    gate.data, gate.truth = "dev.tsv", np.array([3.0, 3.0], np.float32)
+    gate.model, gate.float32_accuracy = SimpleNamespace(task=tasks.get("regression")), 0.0
+    with pytest.raises(UserError, match=r"dev\.tsv: float32's spearman on it is 0 \(all texts"):
+        gate._check_tells()
+
+
+def test_a_gate_of_one_label_is_told(trained, tiny_data, tmp_path, caplog):
+    rows = (tiny_data / "dev.tsv").read_text().splitlines()
+    path = tmp_path / "one.tsv"
+    path.write_text("\n".join([rows[0], *(row for row in rows if row.startswith("good\t"))]) + "\n")
+    Gate(bundles.read(trained), config.Gate(data=str(path)), 1)
+    assert "all texts have the same label: a variant that always answers so" in caplog.text

@@ -1,0 +1,198 @@
+"""`fleetbert compress`: candidates in turn, until one meets the budgets."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny_job
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.cli import main
+from fleetbert.compression import search, search_report
+from fleetbert.compression.candidate import Candidate
+from fleetbert.core.errors import GateFailed, UserError
+from fleetbert.engines import answer
+
+SOON = ["int8", "vocabulary", "vocabulary+int8"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def choose(tmp_path_factory) -> Path:
+    """A table to choose on."""
+    path = tmp_path_factory.mktemp("choose") / "choose.tsv"
+    tiny_job.write_table(path, 80, 7)
+    return path
+
+
+@pytest.fixture
+def job(bundle, tiny_data, choose, tmp_path):
+    def make(**changes: object) -> config.Compress:
+        values = {
+            "bundle": str(bundle),
+            "candidates": SOON,
+            "data": {"train": str(tiny_data / "train.tsv"), "batch_size": 16},
+            "selection": {"data": str(choose)},
+            "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.1},
+            "epochs": 1,
+            "output_dir": str(tmp_path / "search"),
+        }
+        return config.Compress.model_validate({**values, **changes})
+
+    return make
+
+
+def state(job: config.Compress) -> dict:
+    return json.loads((Path(job.output_dir) / "search.json").read_text())["candidates"]
+
+
+def test_the_first_that_meets_the_budgets_is_taken(job, bundle, tiny_data):
+    """What it leaves is a bundle of its own; that of the job is as it was."""
+    before = {path: path.stat().st_mtime_ns for path in bundle.rglob("*") if path.is_file()}
+    size = bundles.read(bundle).variant("float32").bytes / 1e6
+    settings = job(budget={"mb": 0.7 * size, "ms": 1e4})
+    result = search.compress(settings)
+    assert list(state(settings)) == ["int8"]
+    assert (result.bundle.root.name, result.variant) == ("bundle", "int8-static")
+    model = answer.load(result.bundle.root, "int8-static")
+    assert answer.answer(model, ["word1 word2"])[0].label == "bad"
+    after = {path: path.stat().st_mtime_ns for path in bundle.rglob("*") if path.is_file()}
+    assert {path: after[path] for path in before} == before
+    page = result.report.read_text()
+    assert "int8" in page
+    assert str(tiny_data / "dev.tsv") in page
+
+
+@pytest.mark.slow
+def test_without_budgets_all_are_tried_and_a_killed_search_goes_on(job, monkeypatch):
+    """It begins with what was not done; candidates take the steps that others have made."""
+    settings, done = job(), []
+
+    def recorded(name: str, step, *given):
+        done.append(name)
+        if done == ["int8", "vocabulary"]:
+            raise KeyboardInterrupt
+        return step(*given)
+
+    for name, step in search.STEPS.items():
+        monkeypatch.setitem(search.STEPS, name, functools.partial(recorded, name, step))
+    with pytest.raises(KeyboardInterrupt):
+        search.compress(settings)
+    assert list(state(settings)) == ["int8"]
+    result = search.compress(settings)
+    assert done == ["int8", "vocabulary", "vocabulary", "int8"]
+    known = state(settings)
+    assert list(known) == SOON
+    fastest = min(known.values(), key=lambda one: one["ms"])
+    assert result.variant == fastest["variant"]
+    assert known["vocabulary+int8"]["mb"] < min(known["int8"]["mb"], known["vocabulary"]["mb"])
+
+    search.compress(job(budget={"mb": 1.0}))
+    assert len(done) == 4
+    with pytest.raises(UserError, match="holds the search of another job"):
+        search.compress(job(epochs=2))
+
+
+def test_budgets_that_nothing_meets_are_told_with_the_nearest(job):
+    settings = job(budget={"mb": 0.001}, candidates=["vocabulary"])
+    with pytest.raises(GateFailed, match=r"no candidate meets 0.001 MB.*nearest is vocab"):
+        search.compress(settings)
+    assert "no candidate" in (Path(settings.output_dir) / "report.html").read_text()
+    assert not (Path(settings.output_dir) / "bundle").exists()
+
+
+def test_the_gate_has_the_last_word(job, tmp_path):
+    """It sees texts that the choice did not: here words that neither training nor choosing had."""
+    paths = {}
+    for name, first in (("train", 0), ("choose", 0), ("gate", 10)):
+        rows = [
+            f"{label}\tword{start + first + n % 10} word{start + first + n // 10}"
+            for label, start in (("bad", 0), ("good", 20))
+            for n in range(100)
+        ]
+        paths[name] = tmp_path / f"{name}.tsv"
+        paths[name].write_text("\n".join(["label\ttext_a", *rows, *rows[: len(name)], ""]))
+    settings = job(
+        candidates=["vocabulary"],
+        data={"train": str(paths["train"])},
+        selection={"data": str(paths["choose"])},
+        gate={"data": str(paths["gate"]), "max_accuracy_drop": 0.1},
+    )
+    with pytest.raises(GateFailed, match=r"vocabulary: accuracy on .*gate.tsv falls from 1.0000"):
+        search.compress(settings)
+    assert state(settings)["vocabulary"]["drop"]["value"] == 0
+    assert not (Path(settings.output_dir) / "bundle").exists()
+    assert "falls from" in (Path(settings.output_dir) / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_steps_that_train(job):
+    settings = job(
+        candidates=["int8+exit", "prune+int8", "student+int8"],
+        gate={**job().gate.model_dump(), "max_accuracy_drop": 0.5},
+    )
+    search.compress(settings)
+    known = state(settings)
+    assert [known[name]["failed"] for name in ("prune+int8", "student+int8")] == ["", ""]
+    assert (
+        known["int8+exit"]["variant"] == "early-exit-int8" or "exit" in known["int8+exit"]["failed"]
+    )
+    student = bundles.read(Path(settings.output_dir) / known["student+int8"]["bundle"])
+    assert student.variant("float32").bytes < bundles.read(settings.bundle).variant("float32").bytes
+
+
+def test_what_is_wrong_is_said_before_anything_is_made(job, bundle, tiny_data, tmp_path):
+    for table, sentence in [
+        ("dev.tsv", r"has the texts of gate\.data"),
+        ("train.tsv", r"has the texts of data\.train"),
+        ("missing.tsv", "no such file"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            search.compress(job(selection={"data": str(tiny_data / table)}))
+    with pytest.raises(UserError, match=r"gate\.data: .* has the texts of data\.train"):
+        search.compress(job(gate={"data": str(tiny_data / "train.tsv")}))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"output_dir: cannot write to .*file: File exists"):
+        search.compress(job(output_dir=str(tmp_path / "file")))
+    folder = tmp_path / "search"
+    (folder / "search.json").write_text("{}")
+    with pytest.raises(UserError, match=r"search\.json: is not what a search writes; remove it"):
+        search.compress(job())
+    (folder / "bundle").mkdir()
+    (folder / "bundle" / "mine.txt").touch()
+    with pytest.raises(UserError, match="exists and is not a bundle, so it is not replaced"):
+        search.compress(job())
+    shutil.rmtree(folder / "bundle")
+    with pytest.raises(ValueError, match=r"selection\.data: name a labelled table"):
+        job(selection={})
+    with pytest.raises(ValueError, match="candidates: is empty"):
+        job(candidates=[])
+    shutil.move(str(bundle), str(bundle.parent / "search" / "bundle"))
+    with pytest.raises(UserError, match="is the bundle to make smaller"):
+        search.compress(job(bundle=str(bundle.parent / "search" / "bundle")))
+
+
+def test_options_are_keys_by_a_shorter_name(job, capsys):
+    settings = job()
+    words = [f"bundle={settings.bundle}", f"data.train={settings.data.train}"]
+    words += [f"selection.data={settings.selection.data}", f"gate.data={settings.gate.data}"]
+    words += [f"output_dir={settings.output_dir}", "candidates=[vocabulary]"]
+    with pytest.raises(SystemExit) as left:
+        main.main(["compress", "--budget-mb", "0.001", "--max-drop", "0.2", *words])
+    assert left.value.code == 3
+    assert "meets 0.001 MB, a drop of at most 0.2; the nearest is vocab" in capsys.readouterr().err
+
+
+def test_the_front_has_those_that_no_other_beats():
+    points = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
+    made = [Candidate(name=str(n), ms=ms, accuracy=a) for n, (ms, a) in enumerate(points)]
+    assert [one.name for one in search_report.front(made, "ms")] == ["0", "2", "4"]
