@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from fleetbert.core.errors import Stopped as Stopped
     from fleetbert.core.errors import UserError as UserError
     from fleetbert.scoring.scorer import Scorer as Scorer
-    from fleetbert.tasks.classification.answer import LabelAnswer as LabelAnswer
-    from fleetbert.tasks.embedding.answer import VectorAnswer as VectorAnswer
-    from fleetbert.tasks.multi_label.answer import LabelsAnswer as LabelsAnswer
-    from fleetbert.tasks.question_answering.answer import Candidate as Candidate
-    from fleetbert.tasks.question_answering.answer import ContextAnswer as ContextAnswer
-    from fleetbert.tasks.regression.answer import NumberAnswer as NumberAnswer
-    from fleetbert.tasks.token_classification.answer import Span as Span
-    from fleetbert.tasks.token_classification.answer import SpansAnswer as SpansAnswer
+    from fleetbert.tasks import Candidate as Candidate
+    from fleetbert.tasks import ContextAnswer as ContextAnswer
+    from fleetbert.tasks import LabelAnswer as LabelAnswer
+    from fleetbert.tasks import LabelsAnswer as LabelsAnswer
+    from fleetbert.tasks import NumberAnswer as NumberAnswer
+    from fleetbert.tasks import Span as Span
+    from fleetbert.tasks import SpansAnswer as SpansAnswer
+    from fleetbert.tasks import VectorAnswer as VectorAnswer
     from fleetbert.training.loop import Callback as Callback
 
 __version__ = "0.1.0"
@@ -56,12 +56,13 @@ _HOMES = {
     **dict.fromkeys(
         ("Error", "UserError", "GateFailed", "Stopped", "NotConnected"), "fleetbert.core.errors"
     ),
-    "LabelAnswer": "fleetbert.tasks.classification.answer",
-    "LabelsAnswer": "fleetbert.tasks.multi_label.answer",
-    "NumberAnswer": "fleetbert.tasks.regression.answer",
-    **dict.fromkeys(("Candidate", "ContextAnswer"), "fleetbert.tasks.question_answering.answer"),
-    **dict.fromkeys(("Span", "SpansAnswer"), "fleetbert.tasks.token_classification.answer"),
-    "VectorAnswer": "fleetbert.tasks.embedding.answer",
+    **dict.fromkeys(
+        (
+            *("Candidate", "ContextAnswer", "LabelAnswer", "LabelsAnswer"),
+            *("NumberAnswer", "Span", "SpansAnswer", "VectorAnswer"),
+        ),
+        "fleetbert.tasks",
+    ),
     "Callback": "fleetbert.api.callback",
     "Client": "fleetbert.client",
     "Scorer": "fleetbert.scoring.scorer",

@@ -16,7 +16,7 @@ from fleetbert.core.files import below_home
 from fleetbert.data import labels as labels_of
 
 if TYPE_CHECKING:
-    from fleetbert.tasks.classification.answer import LabelAnswer
+    from fleetbert.tasks import LabelAnswer
 
 Described = Mapping[str, Union[str, Sequence[str]]]
 

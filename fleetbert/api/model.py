@@ -40,14 +40,18 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
     from fleetbert.engines import answer
-    from fleetbert.tasks import Metrics
-    from fleetbert.tasks.classification.answer import LabelAnswer
-    from fleetbert.tasks.ctr.answer import ClickAnswer
-    from fleetbert.tasks.embedding.answer import VectorAnswer
-    from fleetbert.tasks.multi_label.answer import LabelsAnswer
-    from fleetbert.tasks.question_answering.answer import Candidate, ContextAnswer
-    from fleetbert.tasks.regression.answer import NumberAnswer
-    from fleetbert.tasks.token_classification.answer import Span, SpansAnswer
+    from fleetbert.tasks import (
+        Candidate,
+        ClickAnswer,
+        ContextAnswer,
+        LabelAnswer,
+        LabelsAnswer,
+        Metrics,
+        NumberAnswer,
+        Span,
+        SpansAnswer,
+        VectorAnswer,
+    )
 
     class Options(TypedDict, total=False):
         device: str

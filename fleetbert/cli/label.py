@@ -16,7 +16,7 @@ from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
     from fleetbert.api.labelling import Described
-    from fleetbert.tasks.classification.answer import LabelAnswer
+    from fleetbert.tasks import LabelAnswer
 
 log = logging.getLogger(__name__)
 

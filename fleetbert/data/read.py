@@ -96,8 +96,9 @@ def table_format(
         )
         return Format("conll", None, False, labelled, label=label)
     if suffix in TAG_SUFFIXES:
+        taggers = task_names.all_that(lambda shape: shape.label == "spans")
         raise UserError(
-            f"{path}: holds tagged tokens, which task.name=token_classification learns; "
+            f"{path}: holds tagged tokens, which task.name={' or '.join(taggers)} learns; "
             "choose that, or give texts with labels as .tsv, .csv or .jsonl"
         )
     return _with_header(Path(path), pair, labelled, columns)._replace(label=label)

@@ -17,7 +17,7 @@ import fleetbert
 from fleetbert.compat import environment, processor
 from fleetbert.core import extras
 from fleetbert.doctor.findings import Finding, broken, not_here, ok, skipped
-from fleetbert.tasks.classification.answer import LabelAnswer
+from fleetbert.tasks import LabelAnswer
 
 SHAPE = {
     "num_hidden_layers": 2,

@@ -19,7 +19,7 @@ from fleetbert.export.program import export_bundle
 from fleetbert.models import pooling as pooling_of
 from fleetbert.models import sources, task_heads, weights
 from fleetbert.models.network import Fields
-from fleetbert.tasks.question_answering.decoding import NO_ANSWER
+from fleetbert.tasks import NO_ANSWER
 
 LONGEST = 512  # tokens of a text, where nobody says how many
 SHORTEST = 4  # as `data.max_length` has it

@@ -10,34 +10,49 @@ from fleetbert.core import task_names
 from fleetbert.core.registry import Registry
 from fleetbert.core.task_names import Shape
 from fleetbert.tasks.answer import Answer, Answers, Tensor, Values
-from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
+from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION, LabelAnswer
 from fleetbert.tasks.collect import Arrays
-from fleetbert.tasks.ctr import CLICKS
-from fleetbert.tasks.embedding import EMBEDDING
+from fleetbert.tasks.ctr import CLICKS, ClickAnswer
+from fleetbert.tasks.embedding import EMBEDDING, VectorAnswer
 from fleetbert.tasks.evaluator import Criterion, Evaluator, Part
 from fleetbert.tasks.labels import Labels
 from fleetbert.tasks.masked_words import MASKED_WORDS
 from fleetbert.tasks.metrics import Metrics
-from fleetbert.tasks.multi_label import MULTI_LABEL
-from fleetbert.tasks.question_answering import QUESTION_ANSWERING
+from fleetbert.tasks.multi_label import MULTI_LABEL, LabelsAnswer
+from fleetbert.tasks.question_answering import (
+    NO_ANSWER,
+    QUESTION_ANSWERING,
+    Candidate,
+    ContextAnswer,
+)
 from fleetbert.tasks.ranking import RANKING
-from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
+from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION, NumberAnswer
 from fleetbert.tasks.task import Task
-from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION
+from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION, Span, SpansAnswer
 
 __all__ = [
+    "NO_ANSWER",
     "Answer",
     "Answers",
     "Arrays",
+    "Candidate",
+    "ClickAnswer",
+    "ContextAnswer",
     "Criterion",
     "Evaluator",
+    "LabelAnswer",
     "Labels",
+    "LabelsAnswer",
     "Metrics",
+    "NumberAnswer",
     "Part",
     "Shape",
+    "Span",
+    "SpansAnswer",
     "Task",
     "Tensor",
     "Values",
+    "VectorAnswer",
     "get",
     "of",
     "register",
