@@ -112,9 +112,18 @@ SHAPES: dict[str, Shape] = {shape.name: shape for shape in (
 )}  # fmt: skip
 
 
+UNTRAINED = ("zero_shot", "zero_shot_classification")
+
+
 def check(name: str) -> str:
     """For pydantic: the name, if there is such a task."""
     if name not in SHAPES:
+        if _plain(name) in UNTRAINED:
+            raise ValueError(
+                f"task.name: {name} is not trained; make a bundle of the labels' names by "
+                "`fleetbert label`, or serve an embedding model and send the labels with each "
+                "request (docs/few_labels.md)"
+            )
         *names, last = map(repr, SHAPES)
         near = meant(name)
         hint = f" (did you mean {near}?)" if near else ""
@@ -127,8 +136,12 @@ def meant(name: str) -> str | None:
     """The task that others call so, or that is spelled nearly so."""
     words = {word: shape.name for shape in SHAPES.values() for word in shape.also.split()}
     words.update({task: task for task in SHAPES})
-    plain = name.strip().lower().replace("-", "_").replace(" ", "_")
-    return next((words[near] for near in difflib.get_close_matches(plain, words, 1, 0.75)), None)
+    near = difflib.get_close_matches(_plain(name), words, 1, 0.75)
+    return words[near[0]] if near else None
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
 def in_words() -> str:

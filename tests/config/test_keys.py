@@ -138,6 +138,13 @@ def test_a_task_of_another_framework_is_answered_with_its_name(name, task):
     assert f"{hint}, not {name}" in str(caught.value)
 
 
+def test_zero_shot_is_not_trained():
+    with pytest.raises(
+        UserError, match=r"task\.name: zero-shot is not trained; .*`fleetbert label`"
+    ):
+        config.from_keys(config.Config, {"task.name": "zero-shot"})
+
+
 def test_the_same_name_means_another_key_elsewhere():
     for schema, key in [(config.Quantize, "bundle"), (config.Config, "model.init")]:
         assert names.hint("model_name_or_path", [schema]) == f"; did you mean {key}?"

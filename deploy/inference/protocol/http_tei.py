@@ -38,6 +38,7 @@ from fleetbert.deploy.inference.settings import Batching, Safety
 MODEL = "/models/{model}"
 LOGITS = "logits"
 LABELS = ("labels", "candidate_labels")  # the latter is Hugging Face's
+TEMPLATE = "hypothesis_template"  # Hugging Face's sentence around a label
 PATHS = re.compile(r"(/models/[^/]+)?(/(embed|predict|similarity|rerank|tokenize|info))?")
 COMMON = ("model", "inputs", "truncate", "truncation_direction", "prompt_name")
 # Characters of a request for tokens. Each may be a token, which takes 800 bytes until it is sent;
@@ -121,8 +122,8 @@ def read_predict(message: http_json.Json, core: Core) -> Asked:
     options = {} if message.get("parameters") is None else message["parameters"]
     if type(options) is not dict:
         raise refuse(f"parameters is {show(options)}; it has to be an object")
-    if named := [name for name in LABELS if name in options]:
-        return _read_zero_shot(message, options[named[0]], core)
+    if any(name in options for name in LABELS):
+        return _read_zero_shot(message, options, core)
     model, version, target = http_call.find(message, core, SCORES)
     texts, pairs, single = _read_inputs(message.get("inputs"))
     output = LOGITS if http_call.read_flag(message, "raw_scores") else SCORES
@@ -136,19 +137,32 @@ def read_predict(message: http_json.Json, core: Core) -> Asked:
     return Asked(model, version, lambda: raw, write)
 
 
-def _read_zero_shot(message: http_json.Json, given: object, core: Core) -> Asked:
-    """The same by a model of vectors, of the labels `given` with the request."""
+def _read_zero_shot(message: http_json.Json, options: http_json.Json, core: Core) -> Asked:
+    """The same by a model of vectors, of the labels in `options`, the request's parameters. As in
+    Hugging Face's API a list of texts is that, not a pair."""
+    given = next(options[name] for name in LABELS if name in options)
     if type(given) is not list or len(given) < 2 or not all(type(name) is str for name in given):
         raise refuse(f"parameters.labels is {show(given)}; it has to be a list of two or more")
     if len(set(given)) != len(given):
         raise refuse("parameters.labels names a label twice")
+    template = options.get(TEMPLATE)
+    if template is not None and (type(template) is not str or template.count("{}") != 1):
+        raise refuse(
+            f"parameters.{TEMPLATE} is {show(template)}; it has to be a text with one {{}}"
+        )
+    if http_call.read_flag(options, "multi_label", default=False):
+        raise refuse("parameters.multi_label is true, but of a request's labels one is right")
     model, version, _ = http_call.find(message, core, VECTORS)
-    texts, pairs, single = _read_inputs(message.get("inputs"))
+    inputs = message.get("inputs")
+    if type(inputs) is list and all(type(text) is str for text in inputs):
+        inputs = [[text] for text in inputs]
+    texts, pairs, single = _read_inputs(inputs)
     if pairs is not None:
         raise refuse("inputs has pairs of texts; labels of a request are for single texts")
-    names = [name.replace("_", " ") for name in given]
+    names = [(template or "{}").replace("{}", name.replace("_", " ")) for name in given]
     raw = _request(VECTORS, [*names, *texts], None, message)
-    unknown = unknown_parameters(raw._replace(parameters=message), (*COMMON, "parameters"))
+    known = (*COMMON, "parameters", *LABELS, TEMPLATE, "multi_label")
+    unknown = unknown_parameters(raw._replace(parameters={**message, **options}), known)
 
     def write(response: Response) -> Content:
         from fleetbert.tasks import vector_heads  # with tokenizers, which a start does not wait for

@@ -137,6 +137,8 @@ def test_hugging_faces_client(server):
     np.testing.assert_allclose(saw["vector"], vectors[:1], rtol=1e-6)
     assert saw["similarity"] == pytest.approx(vectors[1:] @ vectors[0], abs=1e-6)
     assert saw["label"][0] == "positive"
+    assert set(saw["candidates"]) == {"good_film", "bad"}
+    assert sum(saw["candidates"].values()) == pytest.approx(1)
     assert saw["too long"][0] == 413 and "truncate=true" in saw["too long"][1]
 
 

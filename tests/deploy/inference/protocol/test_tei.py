@@ -42,13 +42,17 @@ def test_predict(ask):
     assert ask("predict", "pairs", inputs=[["good", "bad"]]).json() == [pair]
 
 
+@pytest.mark.parametrize("template", [None, "It is a {}."])
 @pytest.mark.parametrize("name", ["labels", "candidate_labels"])
-def test_labels_may_come_with_the_request(ask, name):
+def test_labels_may_come_with_the_request(ask, name, template):
     labels = ["good_film", "bad"]
-    names, texts = (fake_core.vectors_of(some) for some in (["good film", "bad"], TEXTS))
-    parameters = {name: labels}
+    named = [(template or "{}").format(label) for label in ("good film", "bad")]
+    names, texts = (fake_core.vectors_of(some) for some in (named, TEXTS))
+    parameters = {name: labels, "hypothesis_template": template, "multi_label": False}
     found = ask("predict", "vectors", inputs=[[text] for text in TEXTS], parameters=parameters)
     rows = found.json()
+    assert "x-unknown-parameters" not in found.headers
+    assert ask("predict", "vectors", inputs=TEXTS, parameters=parameters).json() == rows
     apart = names[0] - names[1]
     for row, score in zip(rows, texts @ apart - names.mean(0) @ apart):
         assert sum(one["score"] for one in row) == pytest.approx(1)
@@ -132,6 +136,10 @@ def test_texts_that_are_too_long(ask, path, model, message):
         ("predict", "vectors", {"inputs": "a", "parameters": {"labels": ["a", "a"]}}, 400, "twice"),
         ("predict", "vectors", {"inputs": [["a", "b"]], "parameters": {"labels": ["a", "c"]}}, 400,
          "labels of a request are for single texts"),
+        ("predict", "vectors", {"inputs": "a", "parameters": {
+            "candidate_labels": ["a", "b"], "multi_label": True}}, 400, "one is right"),
+        ("predict", "vectors", {"inputs": "a", "parameters": {
+            "labels": ["a", "b"], "hypothesis_template": "a"}}, 400, "a text with one {}"),
         ("rerank", "judge", {"query": "a", "texts": ["b"], "truncation_direction": "Left"}, 400,
          "is 'Left'"),
         ("tokenize", "sst", {"inputs": "a", "prompt_name": "query"}, 400, "prompts: put its"),

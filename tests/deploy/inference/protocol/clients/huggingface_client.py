@@ -13,6 +13,7 @@ def at(path):
 
 
 label = at("sst/predict").text_classification(TEXTS[0])
+candidates = at("vectors/predict").zero_shot_classification(TEXTS[0], ["good_film", "bad"])
 try:
     at("vectors/embed").feature_extraction(TEXTS[3], truncate=False)
 except HfHubHTTPError as error:
@@ -24,6 +25,7 @@ print(
             "vector": at("vectors/embed").feature_extraction(TEXTS[0], normalize=True).tolist(),
             "similarity": at("vectors/similarity").sentence_similarity(TEXTS[0], TEXTS[1:]),
             "label": [label.label, label.score],
+            "candidates": {candidate.label: candidate.score for candidate in candidates},
             "too long": too_long,
         }
     )
