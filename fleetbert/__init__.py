@@ -15,10 +15,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fleetbert.api.functions import distill as distill
-    from fleetbert.api.functions import early_exit as early_exit
+    from fleetbert.api.compression import compress as compress
+    from fleetbert.api.compression import distill as distill
+    from fleetbert.api.compression import early_exit as early_exit
+    from fleetbert.api.compression import quantize as quantize
     from fleetbert.api.functions import import_model as import_model
-    from fleetbert.api.functions import quantize as quantize
     from fleetbert.api.functions import train as train
     from fleetbert.api.labelling import label as label
     from fleetbert.api.model import Model as Model
@@ -46,10 +47,8 @@ __version__ = "0.1.0"
 
 # What the package offers, and the module that it is in.
 _HOMES = {
-    **dict.fromkeys(
-        ("train", "import_model", "quantize", "distill", "early_exit"),
-        "fleetbert.api.functions",
-    ),
+    **dict.fromkeys(("train", "import_model"), "fleetbert.api.functions"),
+    **dict.fromkeys(("quantize", "distill", "early_exit", "compress"), "fleetbert.api.compression"),
     "label": "fleetbert.api.labelling",
     **dict.fromkeys(("load", "Model"), "fleetbert.api.model"),
     **dict.fromkeys(("Run", "Variant"), "fleetbert.api.results"),

@@ -18,7 +18,14 @@ from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
 
 PathLike = Union[str, "os.PathLike[str]"]
-Job = TypeVar("Job", configs.Config, configs.Distill, configs.Quantize, configs.SelfDistill)
+Job = TypeVar(
+    "Job",
+    configs.Config,
+    configs.Distill,
+    configs.Quantize,
+    configs.SelfDistill,
+    configs.Compress,
+)
 
 
 def keys_of(

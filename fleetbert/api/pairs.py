@@ -57,7 +57,9 @@ def refuse(
 
 
 def refuse_of_bundle(
-    job: configs.Quantize | configs.SelfDistill, tables: Tables, unlabelled: str = ""
+    job: configs.Quantize | configs.SelfDistill | configs.Compress,
+    tables: Tables,
+    unlabelled: str = "",
 ) -> None:
     task = bundles.read(job.bundle).task.name
     refuse(task, written(job, tables), job.data, f"the bundle, of {task},", unlabelled)

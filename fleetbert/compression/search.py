@@ -206,7 +206,18 @@ STEPS: dict[str, Callable[[Search, Made, Path], Made]] = {
 }
 
 
-def compress(job: config.Compress) -> pipeline.Result:
+class Chosen(NamedTuple):
+    """The variant of the new bundle, what it was measured with on selection.data and gate.data,
+    and the report."""
+
+    bundle: bundles.Bundle
+    variant: str
+    report: Path
+    candidate: Candidate
+    accuracy: bundles.Accuracy
+
+
+def compress(job: config.Compress) -> Chosen:
     """Write `output_dir`/bundle with the first candidate that meets the budgets, or the fastest
     where there are none, if the gate accepts it.
 
@@ -222,7 +233,7 @@ def compress(job: config.Compress) -> pipeline.Result:
         return _compress(Search(job))
 
 
-def _compress(search: Search) -> pipeline.Result:
+def _compress(search: Search) -> Chosen:
     job, gate, page = search.job, search.gate, search.folder / REPORT
     tried = _candidates(search)
     made = (candidate for candidate in tried if not candidate.failed)
@@ -254,7 +265,7 @@ def _compress(search: Search) -> pipeline.Result:
     with bundles.replacing(final):
         _copied(root, final)
     log.info(f"{verdict}: {final}, variant {chosen.variant}")
-    return pipeline.Result(bundles.read(final), chosen.variant, page)
+    return Chosen(bundles.read(final), chosen.variant, page, chosen, accuracy)
 
 
 def _candidates(search: Search) -> list[Candidate]:

@@ -43,6 +43,7 @@ SPLITS = {
     "data.train": ("train",),
     "data.dev": ("validation", "dev"),
     "calibration.data": ("train",),
+    "selection.data": ("validation", "dev"),
     "gate.data": ("validation", "dev", "test"),
     "data": ("test", "validation", "dev"),
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_job
 
+import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.cli import main
@@ -51,19 +52,31 @@ def job(bundle, tiny_data, choose, tmp_path):
     return make
 
 
-def state(job: config.Compress) -> dict:
-    return json.loads((Path(job.output_dir) / "search.json").read_text())["candidates"]
+def state(folder: str | Path) -> dict:
+    return json.loads((Path(folder) / "search.json").read_text())["candidates"]
 
 
-def test_the_first_that_meets_the_budgets_is_taken(job, bundle, tiny_data):
+def test_the_first_that_meets_the_budgets_is_taken(bundle, tiny_data, choose, tmp_path):
     """What it leaves is a bundle of its own; that of the job is as it was."""
     before = {path: path.stat().st_mtime_ns for path in bundle.rglob("*") if path.is_file()}
     size = bundles.read(bundle).variant("float32").bytes / 1e6
-    settings = job(budget={"mb": 0.7 * size, "ms": 1e4})
-    result = search.compress(settings)
-    assert list(state(settings)) == ["int8"]
-    assert (result.bundle.root.name, result.variant) == ("bundle", "int8-static")
-    model = answer.load(result.bundle.root, "int8-static")
+    rows = [line.split("\t") for line in choose.read_text().splitlines()[1:]]
+    result = fleetbert.compress(
+        bundle,
+        tiny_data / "train.tsv",
+        selection=[(text, label) for label, text in rows],
+        gate=tiny_data / "dev.tsv",
+        budget_mb=0.7 * size,
+        budget_ms=1e4,
+        max_drop=0.1,
+        candidates=SOON,
+        output_dir=tmp_path / "search",
+    )
+    assert list(state(tmp_path / "search")) == ["int8"]
+    assert (result.bundle, result.name) == (tmp_path / "search" / "bundle", "int8-static")
+    assert result.size < 0.7 * result.float32_size
+    assert (result.n, result.drop <= 0.1, result.speed_ratio > 0) == (60, True, True)
+    model = answer.load(result.bundle, "int8-static")
     assert answer.answer(model, ["word1 word2"])[0].label == "bad"
     after = {path: path.stat().st_mtime_ns for path in bundle.rglob("*") if path.is_file()}
     assert {path: after[path] for path in before} == before
@@ -87,10 +100,10 @@ def test_without_budgets_all_are_tried_and_a_killed_search_goes_on(job, monkeypa
         monkeypatch.setitem(search.STEPS, name, functools.partial(recorded, name, step))
     with pytest.raises(KeyboardInterrupt):
         search.compress(settings)
-    assert list(state(settings)) == ["int8"]
+    assert list(state(settings.output_dir)) == ["int8"]
     result = search.compress(settings)
     assert done == ["int8", "vocabulary", "vocabulary", "int8"]
-    known = state(settings)
+    known = state(settings.output_dir)
     assert list(known) == SOON
     fastest = min(known.values(), key=lambda one: one["ms"])
     assert result.variant == fastest["variant"]
@@ -129,7 +142,7 @@ def test_the_gate_has_the_last_word(job, tmp_path):
     )
     with pytest.raises(GateFailed, match=r"vocabulary: accuracy on .*gate.tsv falls from 1.0000"):
         search.compress(settings)
-    assert state(settings)["vocabulary"]["drop"]["value"] == 0
+    assert state(settings.output_dir)["vocabulary"]["drop"]["value"] == 0
     assert not (Path(settings.output_dir) / "bundle").exists()
     assert "falls from" in (Path(settings.output_dir) / "report.html").read_text()
 
@@ -141,7 +154,7 @@ def test_steps_that_train(job):
         gate={**job().gate.model_dump(), "max_accuracy_drop": 0.5},
     )
     search.compress(settings)
-    known = state(settings)
+    known = state(settings.output_dir)
     assert [known[name]["failed"] for name in ("prune+int8", "student+int8")] == ["", ""]
     assert (
         known["int8+exit"]["variant"] == "early-exit-int8" or "exit" in known["int8+exit"]["failed"]
