@@ -11,7 +11,6 @@ files are written to a temporary folder, forced to disk, and come into place by 
 
 from fleetbert.bundle.evidence import (
     Accuracy,
-    Clipped,
     Comparison,
     Drop,
     Golden,

@@ -108,16 +108,6 @@ class Pruning(Strict):
     lost_importance: Dict[str, float]
 
 
-class Clipped(Strict):
-    """The threshold of a layer's input and the token error of the layers that read it, before it
-    was lowered (`former`) and after; see `compression.clip`."""
-
-    former: float
-    threshold: float
-    former_error: float
-    error: float
-
-
 class Smoothed(Strict):
     """How a layer's input was smoothed: the exponent, and the token error of the layers that read
     it, before (`former`) and after, on calibration texts; see `compression.smooth`."""

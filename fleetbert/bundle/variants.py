@@ -20,7 +20,6 @@ from typing_extensions import Annotated, get_args
 
 from fleetbert.bundle.evidence import (
     Accuracy,
-    Clipped,
     Comparison,
     Golden,
     OnnxTried,
@@ -154,7 +153,7 @@ class Int8Variant(_Variant):
     between what is served and the network that was trained with the rounding in it.
 
     fleetbert up to 2026-11 also wrote method "search", with what it measured in `search`, and
-    rounding "adaround".
+    rounding "adaround", and thresholds that it had lowered as `clipped`.
     """
 
     kind: Literal["paddle-inference-int8"] = "paddle-inference-int8"
@@ -163,7 +162,7 @@ class Int8Variant(_Variant):
     rounding: Optional[str] = None
     float32_layers: List[str] = Field(default_factory=list)
     thresholds: Dict[str, float] = Field(default_factory=dict)
-    clipped: Dict[str, Clipped] = Field(default_factory=dict)
+    clipped: Dict[str, Dict[str, float]] = Field(default_factory=dict)
     smoothed: Dict[str, Smoothed] = Field(default_factory=dict)
     split: Dict[str, Split] = Field(default_factory=dict)
     bias_corrected: bool = False

@@ -74,7 +74,7 @@ class Sample:
         return self.metric(self.float32)
 
     def few(self, texts: int) -> list[Feeds]:
-        """A random sample of the texts, in batches for `sensitivity` and `clip`."""
+        """A random sample of the texts, in batches for `sensitivity`."""
         chosen = draw(len(self.encodings.ids), texts)
         return feeds(self.encodings, chosen, self.model.tokenizer.pad_id)
 

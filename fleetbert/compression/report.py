@@ -102,7 +102,6 @@ def write(
             Section("", [Text(failed, "card")] if failed else []),
             _variants(points(bundle, made, str(accuracy.data_sha256)), max_drop, metric),
             _removed(made),
-            _clipped(made, parts),
             _smoothed(made, parts),
             _worst(made, parts, work, texts),
         ]
@@ -190,18 +189,6 @@ def _removed(made: bundles.Variant) -> Section:
                 f"{units[0]} feed-forward units."
             ),
         ],
-    )
-
-
-def _clipped(made: bundles.Variant, parts: Mapping[str, str]) -> Section:
-    clipped = made.clipped if isinstance(made, bundles.Int8Variant) else {}
-    return _by_layer(
-        f"Inputs of {made.name} that are cut below their calibrated threshold",
-        parts,
-        clipped,
-        ["calibrated", "cut at"],
-        lambda layer: [number(layer.former), number(layer.threshold)],
-        "Chosen on texts that are not the gate's; of all layers that read the same input together.",
     )
 
 

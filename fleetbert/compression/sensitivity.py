@@ -1,6 +1,6 @@
 """The error that quantization makes in each layer, measured on texts as it is served.
 
-A layer has one error, the *token error*, which `clip` and `smooth` lower and manifest and report
+A layer has one error, the *token error*, which `smooth` and `split` lower and manifest and report
 show: the relative error of a token's outputs, given float32's inputs, as the root of the mean
 square over all tokens but padding. Every token has the same weight, whatever the size of its
 values. The bias is left out: it would hide the error.

@@ -15,7 +15,7 @@ from typing import Mapping, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compression import calibrate, clip, sensitivity, split
+from fleetbert.compression import calibrate, sensitivity, split
 from fleetbert.compression.calibrate import Calibration
 from fleetbert.compression.sensitivity import Layers
 from fleetbert.compression.texts import Feeds
@@ -56,15 +56,12 @@ def prepare(work: Work) -> Ready:
 
 
 def calibrated(work: Work) -> Prepared:
-    """The source: thresholds from texts, then clipped, split and corrected as the job says."""
+    """The source: thresholds from texts, then split and corrected as the job says."""
     settings, source = work.job.calibration, work.source
     batches = work.calibration_batches
     log.info(f"calibrating with {settings.algorithm}: {len(batches)} batches")
     prepared = of_texts(source, batches, settings.algorithm, work.job.skip)
     prepared = prepared.telling(smoothed=work.smoothed)
-    if settings.clip == "auto":
-        log.info("trying lower thresholds of layers' inputs")
-        prepared = clipped(prepared, source, work.selection.few(clip.TEXTS))
     if settings.split == "auto":
         prepared = in_pieces(prepared, source, batches)
     if settings.correct_bias:
@@ -88,15 +85,6 @@ def of_calibration(
     """The source with its calibration, which left out `left`."""
     fused = source.fused._replace(program=merge_transposes(source.fused.program))
     return Prepared(source.arrays, left, calibration, fused, variant)
-
-
-def clipped(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> Prepared:
-    """Lower the thresholds where that lessens the error; see `clip`."""
-    thresholds = input_thresholds(prepared)
-    cut = clip.choose(prepared.calibration, source.layers, batches, thresholds)
-    lowered = _lowered(prepared, source, "clip", cut)
-    log.info(f"clip: the inputs of {len(cut)} of {len(thresholds)} layers")
-    return lowered.telling(clipped=cut)
 
 
 def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> Prepared:
@@ -125,25 +113,15 @@ def in_pieces(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> P
     thresholds = input_thresholds(prepared)
     weights = prepared.calibration.weights
     chosen = split.choose(weights, source.layers, batches, thresholds)
-    return _lowered(prepared, source, "split", chosen).telling(split=chosen)
-
-
-def _lowered(
-    prepared: Prepared,
-    source: Source,
-    why: str,
-    changes: Mapping[str, bundles.Clipped | bundles.Split],
-) -> Prepared:
-    """Take the lower thresholds in `changes`, by weight."""
-    for name, cut in changes.items():
-        pieces = f" with {len(cut.units)} pieces" if isinstance(cut, bundles.Split) else ""
+    for name, entry in chosen.items():
         log.info(
-            f"{why}: {name}: inputs cut at {cut.threshold:.3g} instead of {cut.former:.3g}{pieces}"
-            f", token error {cut.error:.2%} instead of {cut.former_error:.2%}"
+            f"split: {name}: inputs cut at {entry.threshold:.3g} instead of {entry.former:.3g} "
+            f"with {len(entry.units)} pieces, token error {entry.error:.2%} instead of "
+            f"{entry.former_error:.2%}"
         )
-    lower = {name: cut.threshold for name, cut in changes.items()}
+    lower = {name: entry.threshold for name, entry in chosen.items()}
     calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
-    return prepared._replace(calibration=calibration)
+    return prepared._replace(calibration=calibration).telling(split=chosen)
 
 
 def split_pieces(splits: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]:

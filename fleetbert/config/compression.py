@@ -15,12 +15,6 @@ from fleetbert.config.training import Config, Optimizer, Precision, Strategy, Tr
 TRAINED = ("qat", "prune")
 CALIBRATED = ("static", "onnx")
 NEED_TEXTS = (*CALIBRATED, "paddleslim")
-# Those that do not take calibration.clip, and why.
-OWN_CLIPPING = {
-    "onnx": "ONNX Runtime's tool cuts by itself",
-    "paddleslim": "PaddleSlim cuts by itself",
-    "qat": "training learns where to cut",
-}
 
 # What keys are where a job with such a method leaves them out: the recipes of configs/quantize/,
 # whose figures are measured, whatever suits training from the start.
@@ -54,13 +48,18 @@ REMOVED = {
     "calibration.rounding": Removed(
         None,
         "was removed, because no measurement shows an accuracy that adaround saves; weights are "
-        "rounded to the nearest: leave the key out; where the gate refuses static, set skip or "
-        "calibration.clip: auto, or choose method: qat",
+        "rounded to the nearest: leave the key out; where the gate refuses static, set skip, or "
+        "choose method: qat",
     ),
     "calibration.algorithm": Removed(
         ("hist", "KL", "mse", "emd"),
         "hist, KL, mse and emd were removed, because no measurement shows what they gain and they "
-        "take minutes; choose avg or abs_max, with calibration.clip: auto for outliers",
+        "take minutes; choose avg or abs_max",
+    ),
+    "calibration.clip": Removed(
+        None,
+        "was removed, because it saved no accuracy, and outliers are smoothed and split now: leave "
+        "the key out; where the gate refuses static, set skip, or choose method: qat",
     ),
     "calibration.batch_tokens": Removed(
         None,
@@ -97,11 +96,6 @@ class Calibration(Section):
         "avg",
         "range of an activation: the mean of the batches' largest magnitudes (avg), or the largest "
         "of all (abs_max)",
-    )
-    clip: Literal["none", "auto"] = key(
-        "none",
-        "auto: clip outliers: lower the threshold of a layer's input where that changes the "
-        "layer's outputs less on texts of selection.data, without their labels (takes a minute)",
     )
     smooth: Literal["none", "auto"] = key(
         "auto",
@@ -153,7 +147,7 @@ def check_gate(gate: Gate) -> None:
 class Selection(Section):
     data: Optional[str] = key(
         None,
-        "labelled table on which clip, onnx and early exit choose, never gate.data (null: texts "
+        "labelled table on which onnx and early exit choose, never gate.data (null: texts "
         "held out of calibration.data, or of data.train for early exit, with their labels, or "
         "float32's answers where they have none)",
         common_for=QUANTIZE,
@@ -342,11 +336,6 @@ class Quantize(Section):
             raise ValueError(
                 f"calibration.data: method: {self.method} needs texts to see how large activations "
                 "get; name a file, labels are not needed"
-            )
-        if self.method in OWN_CLIPPING and self.calibration.clip != "none":
-            raise ValueError(
-                f"calibration.clip: {OWN_CLIPPING[self.method]}; leave it out, or choose method: "
-                "static"
             )
         if self.method != "dynamic" and self.bits != 8:
             arithmetic = {

@@ -81,36 +81,31 @@ def test_the_gates_texts_and_too_few_are_refused(
     shutil.copy(tiny_data / "dev.tsv", "dev.tsv")
     Path("few.txt").write_text("word1\nword2\nword3\nword4\n")
     with pytest.raises(UserError, match=message):
-        pipeline.quantize(job(bundle, tiny_data, "static", {"calibration.clip": "auto", **changes}))
+        _ = work.open_work(job(bundle, tiny_data, "onnx", changes)).selection
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """Which tables' texts were answered for a choice, in order; the gate's measure ends it."""
     names = []
-    logits, few = gate.Sample.logits, gate.Sample.few
+    logits = gate.Sample.logits
 
     def recorded(sample, *given):
         names.append(sample.name)
         return logits(sample, *given)
-
-    def recorded_few(sample, *given):
-        names.append(sample.name)
-        return few(sample, *given)
 
     def measured(*_):
         names.append("measure")
         raise InterruptedError
 
     monkeypatch.setattr(gate.Sample, "logits", recorded)
-    monkeypatch.setattr(gate.Sample, "few", recorded_few)
     monkeypatch.setattr(gate.Gate, "measure", measured)
     return names
 
 
 def test_nothing_is_chosen_on_the_gates_texts(bundle, tiny_data, asked):
     with pytest.raises(InterruptedError):
-        pipeline.quantize(job(bundle, tiny_data, "static", {"calibration.clip": "auto"}))
+        pipeline.quantize(job(bundle, tiny_data, "onnx", {}))
     first, *chosen, last = asked
     assert first == str(tiny_data / "dev.tsv")  # what float32 has to lose
     assert last == "measure" and chosen

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compression import clip, sensitivity, static
+from fleetbert.compression import sensitivity, static
 from fleetbert.compression.texts import read_batches
 from fleetbert.compression.work import Source
 from fleetbert.engines import engine
@@ -84,17 +82,6 @@ def test_padding_counts_nothing(whole_program):
         for one in (batch, longer)
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
-
-
-def test_what_clip_tells_is_what_the_report_tells(whole_program):
-    layers = Source(whole_program).layers
-    name = list(layers.inputs)[4]
-    quantized = {name: weights.quantize(layers.parameters[name], 1)}
-    found = SimpleNamespace(weights=quantized)
-    cut = clip.choose(found, layers, feeds(), {name: 60.0})[name]
-    for threshold, told in ((cut.former, cut.former_error), (cut.threshold, cut.error)):
-        errors = sensitivity.output_errors(layers, quantized, {name: threshold}, feeds())
-        assert errors[name] == pytest.approx(told, rel=1e-4)
 
 
 def test_layers_left_in_float32_are_as_they_were(trained, tiny_data, tmp_path):
