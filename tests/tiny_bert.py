@@ -93,11 +93,12 @@ def export(path: Path, network, vocab: Path, **changes: object):
     return export_bundle(path, network, tokenizer=tokenizers.of_vocab(vocab, True), **given)
 
 
-def make_bundle(folder: Path, task: str, vocab: Path, pooling: str = "mean") -> Path:
-    """A bundle of a random network for one of OTHER_TASKS."""
+def make_bundle(folder: Path, task: str, vocab: Path, pooling: str = "") -> Path:
+    """A bundle of a random network for one of OTHER_TASKS, or classification; pooling: of vectors,
+    which a classifier may read too."""
     labels = LABELS_OF.get(task, LABELS if task == "classification" else [])
-    if task == "embedding":
-        network = make_embedder(pooling=pooling)
+    if task == "embedding" or pooling:
+        network = make_embedder(task=task, pooling=pooling, num_labels=max(1, len(labels)))
     else:
         from fleetbert import tasks
 

@@ -235,9 +235,10 @@ def test_what_cannot_work_is_refused(tiny_bundle, target, precision, how, messag
         pytest.param(*each, marks=[] if each[1] == "mean" else pytest.mark.slow)
         for each in OTHER_TASKS
         if each[0] in lite.TASKS
-    ],
+    ]
+    + [("classification", "mean")],
 )
-def test_answers_that_are_no_label_are_those_of_paddle(task, pooling, tiny_vocab, tmp_path):
+def test_answers_of_other_heads_are_those_of_paddle(task, pooling, tiny_vocab, tmp_path):
     path = make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)
     lite.export_lite(path, "x86", "float32")
     lite.export_lite(path, "x86", "int8")
