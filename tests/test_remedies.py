@@ -66,7 +66,6 @@ NO_KEYS = {
         *("name", "version"),
     )
 } | {"optimizer.pdopt", "data.pkl"}
-NO_KEYS |= {*compression.REMOVED, *distillation.REMOVED}  # messages say that they are removed
 
 
 def options_of(command: str) -> set[str]:

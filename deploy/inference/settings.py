@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import ClassVar, Dict, List, Literal, Mapping, Optional, Union
+from typing import Dict, List, Literal, Optional, Union
 
 from pydantic import field_validator, model_validator
 
@@ -184,10 +184,6 @@ class Repository(Section):
 
 
 class Batching(Section):
-    retired: ClassVar[Mapping[str, str]] = {
-        "max_age_ms": "has no effect any more, because requests are answered in their order"
-    }
-
     batch_tokens: int = key(
         2048, "tokens of a batch; on CPUs more is hardly faster", common_for=SERVE, ge=16
     )

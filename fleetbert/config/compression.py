@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Literal, Mapping, Optional
 
 from pydantic import model_validator
 
@@ -29,59 +29,8 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
 SOFT = {"qat": 1.0, "prune": 0.5}
 
 
-class Removed(NamedTuple):
-    """A key, or some of its values (None: all), that no measurement spoke for; instead: what to do
-    now."""
-
-    values: Optional[Tuple[str, ...]]
-    instead: str
-
-
-REMOVED = {
-    "method": Removed(
-        ("search",),
-        "search was removed, because no measurement shows an accuracy that it saves and static "
-        "with skip does not; choose static, whose report names the layers that change most, and "
-        "leave these in float32 with skip, or choose qat",
-    ),
-    "search": Removed(None, "was removed with method: search; leave the section out"),
-    "calibration.rounding": Removed(
-        None,
-        "was removed, because no measurement shows an accuracy that adaround saves; weights are "
-        "rounded to the nearest: leave the key out; where the gate refuses static, set skip, or "
-        "choose method: qat",
-    ),
-    "calibration.algorithm": Removed(
-        ("hist", "KL", "mse", "emd"),
-        "hist, KL, mse and emd were removed, because no measurement shows what they gain and they "
-        "take minutes; choose avg or abs_max",
-    ),
-    "calibration.clip": Removed(
-        None,
-        "was removed, because it saved no accuracy, and outliers are smoothed and split now: leave "
-        "the key out; where the gate refuses static, set skip, or choose method: qat",
-    ),
-    "calibration.batch_tokens": Removed(
-        None,
-        "was removed, because no measurement shows what another size gains; batches have 1,024 "
-        "tokens: leave it out",
-    ),
-}
-
-
 # The commands whose --help shows a key.
 QUANTIZE, GATED = ("quantize",), ("quantize", "distill self", "compress")
-
-
-def refuse_removed(values: Mapping[str, object], removed: Mapping[str, Removed]) -> None:
-    """ValueError for the first of these keys that a job has."""
-    for dotted, key_or_values in removed.items():
-        section, _, name = dotted.rpartition(".")
-        holder = values.get(section) if section else values
-        if not isinstance(holder, Mapping) or name not in holder:
-            continue
-        if key_or_values.values is None or holder[name] in key_or_values.values:
-            raise ValueError(f"{dotted}: {key_or_values.instead}")
 
 
 class Calibration(Section):
@@ -294,7 +243,6 @@ class Quantize(Section):
     def _take_the_recipe(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        refuse_removed(values, REMOVED)
         return _below(RECIPES.get(str(values.get("method")), {}), values)
 
     @model_validator(mode="after")

@@ -7,19 +7,11 @@ from typing import List, Literal, Optional, Union
 from pydantic import model_validator
 
 from fleetbert.config.columns import Columns
-from fleetbert.config.compression import Gate, Removed, Selection, check_gate, refuse_removed
+from fleetbert.config.compression import Gate, Selection, check_gate
 from fleetbert.config.inputs import Model
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import Config, Loss
 from fleetbert.core.task_names import SHAPES
-
-REMOVED = {
-    "distill.weighting": Removed(
-        None,
-        "was removed, because uncertainty gained nothing on SST-2 (three seeds); all texts weigh "
-        "the same: leave it out",
-    ),
-}
 
 
 class Student(Model):
@@ -206,13 +198,6 @@ class SelfDistill(Section):
         ge=1,
     )
     seed: int = key(0, "seed of the heads' weights and of the random sample of texts", ge=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_of_today(cls, values: object) -> object:
-        if isinstance(values, dict):
-            refuse_removed(values, REMOVED)
-        return values
 
     @model_validator(mode="after")
     def _keys_agree(self) -> SelfDistill:

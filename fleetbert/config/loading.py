@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import logging
 import os
 import re
 import sys
@@ -28,15 +27,13 @@ from pydantic_core import ErrorDetails
 
 from fleetbert.config.distillation import Distill, SelfDistill
 from fleetbert.config.help import yaml_word
-from fleetbert.config.keys import as_section, fields, flat, split
+from fleetbert.config.keys import fields, flat, split
 from fleetbert.config.names import hint
 from fleetbert.config.section import Section
 from fleetbert.config.training import Config
 from fleetbert.core import charset
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
-
-log = logging.getLogger(__name__)
 
 Job = TypeVar("Job", bound=Section)
 Names = Tuple[str, ...]
@@ -96,25 +93,10 @@ def output_dir(path: str, overrides: Sequence[str]) -> str:
 
 
 def _checked(schema: type[Job], document: Document) -> Job:
-    _drop_retired(schema, document.values, (), document.places)
     try:
         return schema.model_validate(document.values)
     except ValidationError as error:
         raise UserError(_explain(error, schema, document)) from error
-
-
-def _drop_retired(
-    schema: type[Section], values: Dict[str, object], prefix: Names, places: Mapping[Names, str]
-) -> None:
-    for name, why in schema.retired.items():
-        if name in values:
-            del values[name]
-            names = (*prefix, name)
-            log.warning(f"{places[names]}: {'.'.join(names)} {why}; leave it out")
-    for name, field in schema.model_fields.items():
-        section, inner = as_section(field.annotation), values.get(name)
-        if section is not None and issubclass(section, Section) and isinstance(inner, dict):
-            _drop_retired(section, inner, (*prefix, name), places)
 
 
 def _read(path: str, overrides: Sequence[str], *schemas: type[Section]) -> Document:

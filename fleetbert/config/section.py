@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Mapping, Optional, Sequence
+from typing import Any, ClassVar, Optional, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.config import JsonDict
@@ -37,8 +37,6 @@ class Section(BaseModel):
 
     # For the keys that have no rule of their own. A key that nobody thought about is "same".
     on_resume: ClassVar[OnResume] = "same"
-    # Keys of releases before, which are left out with a warning; why.
-    retired: ClassVar[Mapping[str, str]] = {}
 
     @field_validator("*", mode="before")
     @classmethod

@@ -303,11 +303,6 @@ def test_layers_that_are_not_there(bundle, tiny_data, changes, message):
         job_of_exits.add_variants(job(bundle, tiny_data, **changes))
 
 
-def test_a_weighting_that_gained_nothing_is_refused(bundle, tiny_data):
-    with pytest.raises(ValueError, match=r"distill.weighting: was removed, .* leave it out"):
-        job(bundle, tiny_data, weighting="none")
-
-
 def test_the_gates_texts_are_refused_before_heads_learn(bundle, tiny_data, monkeypatch):
     monkeypatch.setattr(exit_training, "train", None)
     wanted = values(bundle, tiny_data, epochs=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 
 import pytest
@@ -205,15 +204,3 @@ def test_a_resumed_run_may_differ_where_the_key_or_its_section_says_so():
     # Keys of an older checkpoint, or of a job of another kind.
     gone = {"trainer.gone": "free", "data.gone": "same", "distill.kind": "same"}
     assert {name: config.on_resume(config.Config, name) for name in gone} == gone
-
-
-def test_a_key_that_was_retired_is_left_out_with_a_line(tmp_path, caplog):
-    path = tmp_path / "serve.yaml"
-    path.write_text("batching:\n  max_age_ms: 200\n  max_wait_ms: 5\n")
-    with caplog.at_level(logging.WARNING, "fleetbert"):
-        found = config.load_as(settings.Serve, str(path), ["batching.max_age_ms=3"])
-        assert found.batching.max_wait_ms == 5
-        config.load_as(settings.Serve, str(path), [])
-    first, second = caplog.messages
-    assert first.startswith("command line: batching.max_age_ms has no effect any more")
-    assert second.startswith(f"{path}, line 2: batching.max_age_ms has no effect any more")
