@@ -167,6 +167,8 @@ def _has_tables(name: str) -> bool:
 def _score(arguments: argparse.Namespace) -> None:
     extras.need("arrow", f"--input {arguments.input}: a table")
     from fleetbert.scoring import files as tables
+    from fleetbert.scoring.places import place
+    from fleetbert.scoring.plan import ERRORS
     from fleetbert.scoring.scorer import PREFIX, Scorer
 
     if arguments.output == "-":
@@ -192,8 +194,8 @@ def _score(arguments: argparse.Namespace) -> None:
     )
     counts = tables.score(
         scorer,
-        tables.place(arguments.input),
-        tables.place(arguments.output),
+        place(arguments.input),
+        place(arguments.output),
         keep=None if arguments.keep is None else [n for n in arguments.keep.split(",") if n],
         where=where,
         shard=_shard(arguments.shard),
@@ -201,9 +203,7 @@ def _score(arguments: argparse.Namespace) -> None:
     earlier = f"; {counts.earlier} files were there already" if counts.earlier else ""
     log.info(f"{counts.rows} rows of {counts.files} files answered in {arguments.output}{earlier}")
     if counts.faults:
-        log.warning(
-            f"{counts.faults} rows could not be answered: see {arguments.output}/{tables.ERRORS}"
-        )
+        log.warning(f"{counts.faults} rows could not be answered: see {arguments.output}/{ERRORS}")
 
 
 def _shard(words: str | None) -> tuple[int, int]:

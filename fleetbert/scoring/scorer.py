@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Literal, NamedTuple, Sequence, Union
 
 import numpy as np
 import pyarrow as pa
@@ -106,28 +106,35 @@ class Scorer:
         rows."""
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
-        self.schema(table.schema)
-        names = self.texts_in(table.schema)
         parts, faults = [], []
-        for begin in range(0, table.num_rows, WINDOW):
-            window = table.slice(begin, WINDOW)
-            given = [window.column(name).to_pylist() for name in names]
-            wrong = [
-                Fault(row, problem)
-                for row, texts in enumerate(zip(*given))
-                for problem in [_problem(names, texts)]
-                if problem
-            ]
-            bad = np.zeros(window.num_rows, bool)
-            bad[[fault.row for fault in wrong]] = True
-            kept = [[text for text, skip in zip(texts, bad) if not skip] for texts in given]
-            parts.append(self._answered(kept, bad))
+        for begin in range(0, max(1, table.num_rows), WINDOW):
+            ((part, wrong),) = self.answer_together([table.slice(begin, WINDOW)])
+            parts.append(part)
             faults += [fault._replace(row=begin + fault.row) for fault in wrong]
-        fields = self._fields()
-        for number, field in enumerate(fields):
-            column = pa.chunked_array([part[number] for part in parts], field.type)
-            table = table.append_column(field, column)
-        return table, faults
+        return pa.concat_tables(parts), faults
+
+    def answer_together(self, tables: Sequence[pa.Table]) -> list[tuple[pa.Table, list[Fault]]]:
+        """What `answer` gives for each of several tables, whose texts share batches. They may have
+        other columns each, and should have no more than WINDOW rows together."""
+        kept: list[tuple[str, ...]] = []
+        bad: list[bool] = []
+        faults = []
+        for table in tables:
+            self.schema(table.schema)
+            names = self.texts_in(table.schema)
+            rows = list(zip(*(table.column(name).to_pylist() for name in names)))
+            problems = [_problem(names, texts) for texts in rows]
+            kept += [texts for texts, problem in zip(rows, problems) if problem is None]
+            bad += [problem is not None for problem in problems]
+            faults.append([Fault(row, problem) for row, problem in enumerate(problems) if problem])
+        columns = self._answered([list(texts) for texts in zip(*kept)], np.array(bad, bool))
+        results, begin = [], 0
+        for table, wrong in zip(tables, faults):
+            for field, column in zip(self._fields(), columns):
+                table = table.append_column(field, column.slice(begin, table.num_rows))
+            results.append((table, wrong))
+            begin += table.num_rows
+        return results
 
     def texts_in(self, schema: pa.Schema) -> list[str]:
         """The names of the columns that hold the texts."""
@@ -168,9 +175,10 @@ class Scorer:
         return fields
 
     def _answered(self, texts: list[list[str]], bad: np.ndarray) -> list[pa.Array]:
-        """The answers' columns for the rows of a window: null where it is bad."""
+        """The answers' columns for the rows of a window: null where it is bad. texts: of the other
+        rows, in one or two columns."""
         values: list[Values] = []
-        if texts[0]:
+        if texts:
             model = self._opened()
             from fleetbert.engines import answer as answers  # loads Paddle
 

@@ -18,13 +18,19 @@ import pyarrow.parquet as pq
 import pytest
 
 import fleetbert
-from fleetbert.scoring import files, scorer
+from fleetbert.scoring import files, places, scorer
 
 WORDS = [f"word{number} word{number + 1}" for number in range(30)]
 
 
-def write(path: Path, table: pa.Table) -> None:
+def make(path: Path) -> Path:
+    """`path`, with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write(path: Path, table: pa.Table) -> None:
+    make(path)
     name = path.name
     if name.endswith(".parquet"):
         pq.write_table(table, path)
@@ -44,7 +50,8 @@ def write(path: Path, table: pa.Table) -> None:
 
 def table_of(first: int, rows: int = 10) -> pa.Table:
     ids = list(range(first, first + rows))
-    return pa.table({"id": ids, "text": [WORDS[number % len(WORDS)] for number in ids]})
+    texts = [WORDS[number % len(WORDS)] for number in ids]
+    return pa.table({"id": ids, "text": pa.array(texts, pa.string())})
 
 
 @pytest.fixture
@@ -136,6 +143,56 @@ def test_rows_without_a_text_go_to_a_folder_of_their_own(predict, tmp_path):
     ]
 
 
+def test_windows_run_over_the_ends_of_files(predict, expected, tmp_path, monkeypatch):
+    """Each row keeps its file, its place and its own error."""
+    monkeypatch.setattr(files, "WINDOW", 16)
+    windows = []
+    answer = scorer.Scorer.answer_together
+
+    def counting(self, tables):
+        windows.append(sum(table.num_rows for table in tables))
+        return answer(self, tables)
+
+    monkeypatch.setattr(scorer.Scorer, "answer_together", counting)
+    for number, rows in enumerate((10, 0, 3, 40, 1)):
+        table = table_of(100 * number, rows)
+        if rows == 40:  # row groups of other sizes than windows, and other columns
+            table = table.rename_columns(["id", "sentence"])
+            column = table["sentence"].to_pylist()
+            column[2] = column[20] = None
+            table = table.set_column(1, "sentence", pa.array(column, pa.large_string()))
+        pq.write_table(table, make(tmp_path / "in" / f"{number}.parquet"), row_group_size=7)
+    code, err = predict()
+    assert code == 0, err
+    assert windows == [16, 16, 16, 6]
+    for number, rows in enumerate((10, 0, 3, 40, 1)):
+        answered = pq.read_table(tmp_path / "out" / f"{number}.parquet").to_pylist()
+        missing = (302, 320) if rows == 40 else ()
+        ids = [n for n in table_of(100 * number, rows)["id"].to_pylist() if n not in missing]
+        assert [row["id"] for row in answered] == ids
+        assert [row["predicted_label"] for row in answered] == [
+            expected[row.get("text") or row.get("sentence")] for row in answered
+        ]
+    (path,) = (tmp_path / "out" / "_errors").iterdir()
+    assert path.name == "3.jsonl"
+    assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == [2, 20]
+
+
+def test_files_before_a_damaged_one_are_answered(predict, texts, tmp_path):
+    path = texts / "lang=en" / "a.parquet"
+    content = bytearray(path.read_bytes())
+    content[4:100] = bytes(96)  # of the first page; the footer is whole
+    path.write_bytes(content)
+    code, err = predict()
+    (sentence,) = [line for line in err.splitlines() if "error" in line]
+    assert code == 2 and f"{path} cannot be read: Couldn't deserialize" in sentence
+    assert sentence.endswith("; mend it, or move it out of the folder") and err.endswith("folder\n")
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*") if path.is_file()) == [
+        "a.parquet",
+        "b.parquet",
+    ]
+
+
 def test_a_file_without_rows_has_an_answer_without_rows(predict, texts, tmp_path):
     write(texts / "empty.parquet", table_of(0).slice(0, 0))
     assert predict()[0] == 0
@@ -200,18 +257,18 @@ def test_the_output_of_another_job_is_left_alone(predict, texts, tmp_path):
 
 
 def test_a_file_that_grows_while_it_is_read_is_not_taken(tiny_bundle, texts, tmp_path, monkeypatch):
-    answer = scorer.Scorer.answer
+    answer = scorer.Scorer.answer_together
 
-    def growing(self, table):
+    def growing(self, tables):
         write(texts / "lang=en" / "a.parquet", table_of(0, 12))
-        return answer(self, table)
+        return answer(self, tables)
 
-    monkeypatch.setattr(scorer.Scorer, "answer", growing)
+    monkeypatch.setattr(scorer.Scorer, "answer_together", growing)
     with pytest.raises(fleetbert.UserError, match=r"a\.parquet changed while it was read"):
         files.score(
             fleetbert.Scorer(tiny_bundle),
-            files.place(f"{texts}/lang=en"),
-            files.place(str(tmp_path / "out")),
+            places.place(f"{texts}/lang=en"),
+            places.place(str(tmp_path / "out")),
         )
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
@@ -221,15 +278,15 @@ def test_addresses_are_read_and_written(tiny_bundle, texts, tmp_path):
 
     memory = fsspec.filesystem("memory")
     memory.put(str(texts), "/bucket/in", recursive=True)
-    place = files.place("memory://bucket/out")
-    counts = files.score(fleetbert.Scorer(tiny_bundle), files.place("memory://bucket/in"), place)
+    place = places.place("memory://bucket/out")
+    counts = files.score(fleetbert.Scorer(tiny_bundle), places.place("memory://bucket/in"), place)
     assert counts == files.Counts(rows=30, faults=0, files=3, earlier=0)
-    counts = files.score(fleetbert.Scorer(tiny_bundle), files.place("memory://bucket/in"), place)
+    counts = files.score(fleetbert.Scorer(tiny_bundle), places.place("memory://bucket/in"), place)
     assert counts == files.Counts(rows=0, faults=0, files=0, earlier=3)
     memory.get("/bucket/out", str(tmp_path / "got"), recursive=True)
     assert sorted(pq.read_table(tmp_path / "got")["id"].to_pylist()) == list(range(30))
     with pytest.raises(fleetbert.UserError, match="nothing://x"):
-        files.place("nothing://x")
+        places.place("nothing://x")
 
 
 def test_a_killed_run_goes_on(tiny_bundle, tmp_path):

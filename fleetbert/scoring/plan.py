@@ -1,0 +1,171 @@
+"""One file of tables: what is read of it, and the file of its answers."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from contextlib import suppress
+from typing import Iterable, Iterator, List, Mapping, Sequence, Tuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from fleetbert.core.errors import UserError
+from fleetbert.scoring.places import Place, one_line, without_endings
+from fleetbert.scoring.scorer import WINDOW, Fault, Scorer
+
+KEY = b"fleetbert"  # of what a footer says
+# The folder of the rows that could not be answered; readers of Parquet pass over such a name.
+ERRORS = "_errors"
+# Rows with their answers, null in those that could not be answered, and these rows.
+Answered = Tuple[pa.Table, List[Fault]]
+
+
+class Plan:
+    """One file: what is read of it, and where its answers go."""
+
+    def __init__(
+        self,
+        fragment: ds.Fragment,
+        scorer: Scorer,
+        source: Place,
+        target: Place,
+        base: str,
+        keep: Sequence[str] | None,
+        where: Mapping[str, str] | None,
+        job: str,
+    ):
+        self.fragment, self.scorer, self.source, self.target = fragment, scorer, source, target
+        relative = posixpath.relpath(fragment.path, base)
+        self.name = source.name if base != source.path else posixpath.join(source.name, relative)
+        self.relative = without_endings(relative)
+        self.output = target.within(f"{self.relative}.parquet")
+        folders = ds.get_partition_keys(fragment.partition_expression)
+        within = fragment.physical_schema
+        partition = [pa.field(name, pa.scalar(value).type) for name, value in folders.items()]
+        self.schema = pa.schema([*within, *(f for f in partition if f.name not in within.names)])
+        self.filter = expression_of(self.schema, where or {}, self.name)
+        self.kept = within.names if keep is None else list(keep)
+        self.columns = self._columns(self.kept)
+        self.info = source.files.get_file_info(fragment.path)
+        self.footer = json.dumps({"job": job, "file": relative, "state": self._state(self.info)})
+
+    def _columns(self, keep: Sequence[str]) -> list[str]:
+        """The columns to read: those to keep, and those of the texts."""
+        try:
+            for name in keep:
+                if name not in self.schema.names:
+                    raise UserError(f"no column {name!r}, of {', '.join(self.schema.names)}")
+            self.scorer.schema(pa.schema([self.schema.field(name) for name in keep]))
+            texts = self.scorer.texts_in(self.schema)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
+        return list(dict.fromkeys([*keep, *texts]))
+
+    @staticmethod
+    def _state(info: fs.FileInfo) -> list[object]:
+        return [info.size, None if info.mtime is None else info.mtime.isoformat()]
+
+    def is_done(self) -> bool:
+        """Whether the output has this file's answers. UserError where it has another job's."""
+        files = self.target.files
+        if files.get_file_info(self.output).type == fs.FileType.NotFound:
+            return False
+        try:
+            with files.open_input_file(self.output) as stream:
+                footer = json.loads((pq.read_schema(stream).metadata or {}).get(KEY, b"{}"))
+        except (pa.ArrowInvalid, ValueError):
+            footer = {}
+        mine = json.loads(self.footer)
+        if footer == mine:
+            return True
+        if footer.get("job") == mine["job"] and footer.get("file") == mine["file"]:
+            raise UserError(
+                f"{self.name} has changed since {self.output} was written; remove that file, and "
+                "it is answered again"
+            )
+        raise UserError(
+            f"{self.output} is not of this job, but of another model, other columns or another "
+            "folder; name another --output"
+        )
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows to answer, of the columns that are read."""
+        try:
+            yield from self._scanner().to_batches()
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
+            raise UserError(
+                f"{self.name} cannot be read: {one_line(error)}; mend it, or move it out of the "
+                "folder"
+            ) from None
+
+    def _scanner(self) -> ds.Scanner:
+        return self.fragment.scanner(
+            schema=self.schema, columns=self.columns, filter=self.filter, batch_size=WINDOW
+        )
+
+    def write(self, parts: Iterable[Answered]) -> Iterator[tuple[int, int]]:
+        """Write the file's answers from its rows, part by part; gives (rows, those without an
+        answer) after each."""
+        files, faults, row = self.target.files, [], 0
+        temporary = posixpath.join(
+            posixpath.dirname(self.output), f".{posixpath.basename(self.output)}.part"
+        )
+        try:
+            files.create_dir(posixpath.dirname(self.output), recursive=True)
+            with files.open_output_stream(temporary) as stream, self._writer(stream) as writer:
+                for table, wrong in parts:
+                    rows = table.num_rows
+                    faults += [
+                        {"file": self.name, "row": row + fault.row, "error": fault.problem}
+                        for fault in wrong
+                    ]
+                    if wrong:
+                        good = set(range(rows)) - {fault.row for fault in wrong}
+                        table = table.take(pa.array(sorted(good), pa.int64()))
+                    writer.write_table(table.select(writer.schema.names).cast(writer.schema))
+                    row += rows
+                    yield rows, len(wrong)
+            now = self.source.files.get_file_info(self.fragment.path)
+            if self._state(now) != self._state(self.info):
+                raise UserError(f"{self.name} changed while it was read; say the same again")
+            if faults:
+                self._write_faults(faults)
+            files.move(temporary, self.output)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
+            raise UserError(f"{self.output} cannot be written: {one_line(error)}") from None
+        finally:
+            with suppress(OSError):
+                files.delete_file(temporary)
+
+    def _writer(self, stream: pa.NativeFile) -> pq.ParquetWriter:
+        """Of the kept columns and the answers."""
+        answered = self.scorer.schema(self._scanner().projected_schema)
+        names = [*self.kept, *answered.names[len(self.columns) :]]
+        metadata = {**(answered.metadata or {}), KEY: self.footer.encode()}
+        return pq.ParquetWriter(stream, pa.schema(map(answered.field, names), metadata))
+
+    def _write_faults(self, faults: list[dict[str, object]]) -> None:
+        path = self.target.within(posixpath.join(ERRORS, f"{self.relative}.jsonl"))
+        self.target.files.create_dir(posixpath.dirname(path), recursive=True)
+        with self.target.files.open_output_stream(path) as stream:
+            for fault in faults:
+                stream.write(json.dumps(fault, ensure_ascii=False).encode() + b"\n")
+
+
+def expression_of(schema: pa.Schema, where: Mapping[str, str], name: str) -> pc.Expression | None:
+    expression = None
+    for column, word in where.items():
+        if column not in schema.names:
+            raise UserError(f"{name}: no column {column!r}, of {', '.join(schema.names)}")
+        kind = schema.field(column).type
+        try:
+            value = pa.scalar(word).cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise UserError(f"--where {column}={word}: the column is of {kind}") from None
+        term = ds.field(column) == value
+        expression = term if expression is None else expression & term
+    return expression
