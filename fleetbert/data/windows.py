@@ -19,17 +19,23 @@ from fleetbert.data.tokenizers import Encodings, Tokenizer
 def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Where each window of `length` tokens begins and ends.
 
-    room: tokens of a window, its longest. stride: tokens that a window shares with the next one, at
-    least; below `room`. There are as few windows as that allows, evenly spread: all are full,
-    unless one holds the whole text.
+    room: tokens of a window, at the most. stride: tokens that a window shares with the next one, at
+    least; below `room`. There are as few windows as that allows, evenly spread, of one length, as
+    short as that allows.
     """
     if not 0 <= stride < room:
         raise ValueError(f"a stride of {stride} is not from 0 to {room - 1}, with room for {room}")
-    if length <= room:
-        return [(0, length)]
-    steps = -(-(length - room) // (room - stride))
-    begins = [number * (length - room) // steps for number in range(steps + 1)]
-    return [(begin, begin + room) for begin in begins]
+    count, width = (int(values) for values in _plan(np.array(length), np.array(room), stride))
+    begins = [number * (length - width) // max(count - 1, 1) for number in range(count)]
+    return [(begin, begin + width) for begin in begins]
+
+
+def _plan(
+    lengths: np.ndarray, room: np.ndarray, stride: int | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many windows texts of so many tokens have, and how many tokens each window."""
+    steps = -(-np.maximum(lengths - room, 0) // (room - stride))
+    return steps + 1, -(-(lengths + steps * stride) // (steps + 1))
 
 
 class Layout(NamedTuple):
@@ -126,9 +132,9 @@ def row_tokens(encodings: Encodings, most: int | None = None) -> np.ndarray:
         return lengths
     long = np.asarray(encodings.divided[:, 1] - encodings.divided[:, 0], np.int64)
     room = reading.max_length - (lengths - long)
-    steps = -(-np.maximum(long - room, 0) // (room - np.minimum(reading.stride, room // 2)))
-    rows = steps + 1 if most is None else np.minimum(steps + 1, most)
-    return np.where(steps > 0, rows * reading.max_length, lengths)
+    count, width = _plan(long, room, np.minimum(reading.stride, room // 2))
+    rows = count if most is None else np.minimum(count, most)
+    return rows * (lengths - long + width)
 
 
 def encode(

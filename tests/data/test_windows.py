@@ -20,9 +20,11 @@ def test_windows_cover_a_text_and_overlap(length, room, data):
     if length <= room:
         assert plan == [(0, length)]
         return
-    assert all(end - begin == room for begin, end in plan)
+    (width,) = {end - begin for begin, end in plan}
+    assert width <= room
+    assert (width - 1) * len(plan) - (len(plan) - 1) * stride < length  # so short would not do
     overlaps = [end - begin for (_, end), (begin, _) in zip(plan, plan[1:])]
-    assert min(overlaps) >= stride and max(overlaps) < room
+    assert min(overlaps) >= stride and max(overlaps) < width
     assert max(overlaps) - min(overlaps) <= 1  # evenly spread
     fewer = len(plan) - 1
     assert fewer * room - (fewer - 1) * stride < length  # so many would not do
@@ -57,7 +59,7 @@ def test_rows_hold_each_token_of_a_text_in_its_segment(firsts, seconds, pair, te
         return
     of_rows, layout = divided
     rows = ragged.of(of_rows)
-    assert rows.lengths.max() == longest
+    assert rows.lengths.max() <= longest
     starts = np.cumsum(rows.lengths) - rows.lengths
     types, whole_types = ragged.token_types(rows), ragged.token_types(ragged.of(whole))
     flat = np.concatenate(layout.tokens(starts))

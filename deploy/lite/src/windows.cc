@@ -7,12 +7,13 @@ namespace fleetbert {
 
 std::vector<std::pair<size_t, size_t>> windows(size_t length, size_t room, size_t stride) {
   if (length <= room) return {{0, length}};
-  const auto left = length - room, each = room - stride;
-  const auto steps = (left + each - 1) / each;
+  const auto each = room - stride;
+  const auto steps = (length - room + each - 1) / each;
+  const auto width = (length + steps * stride + steps) / (steps + 1);
   std::vector<std::pair<size_t, size_t>> plan;
   for (size_t number = 0; number <= steps; ++number) {
-    const auto begin = number * left / steps;
-    plan.emplace_back(begin, begin + room);
+    const auto begin = number * (length - width) / steps;
+    plan.emplace_back(begin, begin + width);
   }
   return plan;
 }

@@ -57,7 +57,7 @@ class Windows(Labelled):
     @cached_property
     def counts(self) -> np.ndarray:
         """Windows of each question, int64 [questions]."""
-        counts: np.ndarray = np.maximum(self.text_lengths // self.job.data.max_length, 1)
+        counts: np.ndarray = -(-self.text_lengths // self.job.data.max_length)
         return counts
 
     def divided(self, part: np.ndarray) -> tuple[Encodings, Layout]:
