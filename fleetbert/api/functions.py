@@ -132,6 +132,8 @@ def import_model(
     lowercase: bool | None = None,
     task: str | None = None,
     pooling: Literal["mean", "cls"] | None = None,
+    long_texts: Literal["cut", "windows", "head_tail"] = "cut",
+    stride: int | None = None,
 ) -> Path:
     """Convert a trained model to a bundle, without training. Returns the bundle's folder.
 
@@ -142,7 +144,7 @@ def import_model(
     bundle: the folder to write; an existing folder is replaced. Default: output/import-1/bundle.
     labels: the labels in the order of the logits. Default: from config.json.
     pair: whether the model takes pairs of texts.
-    max_length: tokens per text; longer texts are truncated. Default: max_seq_length of
+    max_length: tokens per text; longer ones: see long_texts. Default: max_seq_length of
         sentence_bert_config.json, else 512, and at most the positions that the model has.
     vocab, lowercase: the vocabulary file and its case. Default: from the source.
     task: embedding gives a vector of length 1 for each text, with any encoder. ranking gives a
@@ -150,6 +152,7 @@ def import_model(
         task, or embedding for a sentence-transformers folder without a head.
     pooling: how an embedding is computed from the tokens. Default: from 1_Pooling/config.json, else
         mean.
+    long_texts, stride: what becomes of longer texts, as the keys data.long_texts and data.stride.
 
     Raises UserError if the model cannot be imported.
     """
@@ -163,7 +166,8 @@ def import_model(
     with folder_of("import", bundle) as folder:
         assert folder is not None
         place = Path(below_home(folder)) / ("" if bundle else "bundle")
-        return imported.import_model(model, place, labels, pair, max_length, task, pooling).root
+        how = (labels, pair, max_length, task, pooling, long_texts, stride)
+        return imported.import_model(model, place, *how).root
 
 
 def remedy(function: str, job: configs.Config) -> str:

@@ -349,6 +349,7 @@ class Model(Generic[A]):
                     "text_pair_column": text_pair_column,
                     "label_column": label_column,
                     "quoting": quoting,
+                    "on_bad_line": on_bad_line,
                 },
             )
             table = in_memory.of_splits({"data": data})["data"]
@@ -360,9 +361,8 @@ class Model(Generic[A]):
                 in_memory.refuse_pair(
                     "data", in_memory.first_pair(path, columns), f"the model, of {task.name},"
                 )
-            how = on_bad_line, columns, 'on_bad_line="skip"'
             try:
-                return evaluate.evaluate(self._opened, path, *how)
+                return evaluate.evaluate(self._opened, path, columns)
             except UserError as error:
                 raise UserError(in_memory.by_row(str(error), "data", path, folder)) from None
 

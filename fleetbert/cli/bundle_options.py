@@ -87,8 +87,8 @@ def add_columns(parser: argparse.ArgumentParser, labelled: bool = False) -> None
 
 
 def columns(arguments: argparse.Namespace) -> Columns:
-    names = ("text_column", "text_pair_column", "label_column", "quoting")
-    return Columns(**{name: getattr(arguments, name, None) for name in names})
+    given = vars(arguments)
+    return Columns(**{name: given[name] for name in Columns.model_fields if name in given})
 
 
 def load(arguments: argparse.Namespace) -> answer.Model:

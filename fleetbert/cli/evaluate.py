@@ -41,8 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import evaluate
 
     model = load(arguments)
-    how = arguments.on_bad_line, columns(arguments)
-    report = evaluate.evaluate(model, arguments.data, *how, skip_with="--on-bad-line skip")
+    report = evaluate.evaluate(model, arguments.data, columns(arguments))
     if arguments.json:
         where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}
         ascii_only = sys.stdout.encoding.lower() != "utf-8"

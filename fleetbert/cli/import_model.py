@@ -57,6 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest text in tokens (default: max_seq_length of sentence_bert_config.json, else "
         "512; at most the model's positions)",
     )
+    parser.add_argument(
+        "--long-texts",
+        choices=("cut", "windows", "head_tail"),
+        default="cut",
+        help="longer texts: cut (default): lose their end; head_tail: lose their middle; windows: "
+        "are read in overlapping windows, whose answers become one",
+    )
+    parser.add_argument(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="windows: tokens that a window shares with the next one, at least (default: an eighth "
+        "of the longest text; question answering: 128 tokens or a third, if windows are not named)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -75,6 +89,8 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.max_length,
             arguments.task,
             arguments.pooling,
+            arguments.long_texts,
+            arguments.stride,
         )
     labels = ", ".join(bundle.labels) or bundle.task.name
     variants = ", ".join(variant.name for variant in bundle.manifest.variants)

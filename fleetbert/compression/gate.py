@@ -129,7 +129,9 @@ class Gate(Sample):
         self.max_drop, self.decide = settings.max_accuracy_drop, settings.decide
         self.threads = threads or engine.default_threads()
         model = answer.load(bundle.root, "float32", "cpu", self.threads)
-        super().__init__(model, self.data, evaluate.read_known(model, self.data, columns=columns))
+        super().__init__(model, self.data, evaluate.read_known(model, self.data, columns))
+        if self.known.skipped:
+            log.warning(f"{self.data}: skipped {self.known.skipped} bad lines")
         self.sha256 = files.sha256(self.data)
         self._check_tells()
 

@@ -30,7 +30,7 @@ def open_sample(
         raise UserError("selection.data: name a labelled table to choose on, not gate.data")
     known = None
     if settings.data is not None:
-        known = evaluate.read_known(gate.model, path, columns=gate.columns)
+        known = evaluate.read_known(gate.model, path, gate.columns)
     if files.sha256(path) == gate.sha256:
         raise UserError(
             f"{key}: {path} has the texts of gate.data, which only accept what was chosen on "

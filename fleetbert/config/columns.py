@@ -1,4 +1,4 @@
-"""Which columns of a table are read. Whoever answers needs this section alone."""
+"""How the rows of a table are read. Whoever answers needs this section alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fleetbert.config.section import Section, key
 
 
 class Columns(Section):
-    """Which columns of a table, or fields of JSONL, are read, and how they are quoted."""
+    """Which columns of a table, or fields of JSONL, are read, how they are quoted, and what becomes
+    of invalid rows: of every table of a job."""
 
     # The key to every column that has one, by the field of a `data.records.Example`.
     KEYS: ClassVar[Mapping[str, str]] = {
@@ -46,6 +47,10 @@ class Columns(Section):
         "quoting of fields in .tsv and .csv (RFC 4180): auto: as the file looks, which the log "
         "says; none: quotes are characters; minimal: fields may be quoted",
     )
+    on_bad_line: Literal["stop", "skip"] = key(
+        "stop",
+        "stop at an invalid row of any table, with its line number, or skip and count invalid rows",
+    )
 
     def given(self, field: str) -> Optional[str]:
         """The column that a user has named for a field; None: the usual one."""
@@ -62,7 +67,11 @@ class Columns(Section):
 
     def spelled(self, field: str, column: str) -> str:
         """What a user writes so that `field` is read from this column."""
-        name, word = self.KEYS[field], shlex.quote(column)
+        return self.setting(self.KEYS[field], column)
+
+    def setting(self, name: str, column: str) -> str:
+        """How a user writes the key `name`."""
+        word = shlex.quote(column)
         option = f"--{name.replace('_', '-')}"
         return self.spelling.format(name=name, option=option, column=column, word=word)
 

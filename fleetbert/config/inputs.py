@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from fleetbert.config.columns import Columns
 from fleetbert.config.section import Section, key
+from fleetbert.core import task_names
 from fleetbert.core.reading import Reading
 
 # The commands whose --help shows a key.
@@ -86,9 +87,6 @@ class Data(Columns):
         "answer with labels as integers (Python sets it where all labels of a table in memory are)",
         on_resume="free",
     )
-    on_bad_line: Literal["stop", "skip"] = key(
-        "stop", "stop at an invalid row with its line number, or skip and count invalid rows"
-    )
     cache: str = key(
         "auto",
         "folder that keeps token ids, so that large tables need no memory; auto: output_dir/cache "
@@ -144,18 +142,34 @@ class Model(Section):
     )
 
 
+def reading_of(
+    task: str, max_length: int, long_texts: str, stride: Optional[int], pool: Optional[str] = None
+) -> Reading:
+    """How a model of a task reads texts. stride, pool: None: the usual ones."""
+    if long_texts == "cut":
+        return Reading(max_length)
+    shape = task_names.SHAPES[task]
+    usual = "vectors" if shape.pooled else "max" if shape.label == "names" else "mean"
+    stride = max_length // 8 if stride is None else stride
+    return Reading(max_length, long_texts, stride, pool or usual)
+
+
 def read_as(reading: Reading) -> Dict[str, object]:
     """The keys of `data` by which a job reads texts so."""
     names = ("max_length", "long_texts", "stride")
     return {name: getattr(reading, name) for name in names}
 
 
-def check_data(data: Data) -> None:
-    if data.stride is not None and data.stride > data.max_length // 2:
+def check_stride(stride: Optional[int], max_length: int, section: str = "") -> None:
+    if stride is not None and not 0 <= stride <= max_length // 2:
         raise ValueError(
-            f"data.stride: windows may share half of data.max_length ({data.max_length}) at most; "
-            "lower it, or leave it out"
+            f"{section}stride: windows may share from 0 to half of {section}max_length "
+            f"({max_length}) tokens; change it, or leave it out"
         )
+
+
+def check_data(data: Data) -> None:
+    check_stride(data.stride, data.max_length, "data.")
     if (data.train is None) == (data.builtin is None):
         raise ValueError("data.train: give either data.train or data.builtin")
     if data.builtin and data.dev:

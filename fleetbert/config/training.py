@@ -9,7 +9,7 @@ from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from fleetbert.config.callbacks import Callbacks
-from fleetbert.config.inputs import TRAINING, Data, Model, check_data
+from fleetbert.config.inputs import TRAINING, Data, Model, check_data, reading_of
 from fleetbert.config.keys import OnResume
 from fleetbert.config.section import Section, key
 from fleetbert.config.task import Task
@@ -295,14 +295,8 @@ class Config(Section):
     @property
     def reading(self) -> Reading:
         """How texts are read."""
-        data = self.data
-        if data.long_texts == "cut":
-            return Reading(data.max_length)
-        stride = data.max_length // 8 if data.stride is None else data.stride
-        shape = task_names.SHAPES[self.task.name]
-        usual = "vectors" if shape.pooled else "max" if shape.label == "names" else "mean"
-        pool = self.task.windows or usual
-        return Reading(data.max_length, data.long_texts, stride, pool)
+        data, task = self.data, self.task
+        return reading_of(task.name, data.max_length, data.long_texts, data.stride, task.windows)
 
     @model_validator(mode="before")
     @classmethod

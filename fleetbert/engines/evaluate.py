@@ -36,31 +36,28 @@ class Known(NamedTuple):
 def read_known(
     model: answer.Model,
     path: str | Path,
-    on_bad_line: str = "stop",
     columns: Columns = USUAL,
-    skip_with: str | None = None,
 ) -> Known:
-    """Read the labelled table at `path`; a label that the model does not know is a bad line.
-
-    skip_with: what the caller's user writes to leave bad lines out, for the UserError.
-    """
+    """Read the labelled table at `path`; a label that the model does not know is a bad line."""
     task, labels = model.task, model.labels
     form = task.labels.table_format(path, columns, labelled=True)
     warn_of_pairs(path, form)
-    table = read_as(path, form, on_bad_line)
+    stops = columns.on_bad_line == "stop"
+    table = read_as(path, form, columns.on_bad_line)
     written = [example.label or "" for example in table.examples]
     known = frozenset(labels)
     strange = [task.labels.unknown(label, known) for label in written]
     examples = [example for example, label in zip(table.examples, strange) if label is None]
     unknown = [(example, label) for example, label in zip(table.examples, strange) if label]
-    if unknown and (on_bad_line == "stop" or not examples):
+    if unknown and (stops or not examples):
         example, label = unknown[0]
-        leave_out = skip_with is not None and on_bad_line == "stop"
+        leave_out = stops and columns is not USUAL  # which no user has set
+        skip = columns.setting("on_bad_line", "skip")
         shown = ", ".join(map(repr, labels[:12])) + (", ..." if len(labels) > 12 else "")
         raise UserError(
             f"{path}:{example.line}: the model does not know the label {label!r}"
             f"{alike(label, labels)}; it knows {shown}; correct the line"
-            + (f", or leave such lines out with {skip_with}" if leave_out else "")
+            + (f", or leave such lines out with {skip}" if leave_out else "")
         )
     truth = task.labels.targets([example.label or "" for example in examples], labels)
     task.labels.check_targets(str(path), truth)
@@ -70,18 +67,16 @@ def read_known(
 def evaluate(
     model: answer.Model,
     path: str | Path,
-    on_bad_line: str = "stop",
     columns: Columns = USUAL,
-    skip_with: str | None = None,
 ) -> Metrics:
     """Measures of the model on the table at `path`, ready for JSON.
 
     Those of the task, ece (expected calibration error of its probabilities), texts_per_s
     (tokenization to logits), skipped (bad lines), truncated (texts longer than max_length) and
     mean_layers (that a text went through; None where all do).
-    A line whose label the model does not know is a bad line (skip_with: see `read_known`).
+    A line whose label the model does not know is a bad line.
     """
-    table = read_known(model, path, on_bad_line, columns, skip_with)
+    table = read_known(model, path, columns)
     texts_a, texts_b = model.task.labels.texts(table.examples)
     with answer.progress(len(texts_a)) as bar:
         start = time.perf_counter()

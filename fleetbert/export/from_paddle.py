@@ -26,6 +26,7 @@ from fleetbert.compat import messages, paddle_inference
 from fleetbert.core import charset
 from fleetbert.core.device import CPU
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 from fleetbert.data import tokenizers
 from fleetbert.engines import alike, engine, golden, predictor
 from fleetbert.export.program import versions
@@ -103,13 +104,15 @@ def import_program(
     bundle: Path,
     answers: Callable[[Fields, int], tuple[str, list[str]]],
     max_length: int | None,
+    read_by: Callable[[str, int], Reading],
 ) -> bundles.Bundle:
     """Write the program at `path` (.pdmodel), the .pdiparams beside it and the folder's tokenizer
     as a bundle.
 
     max_length: None: as many as config.json has positions, at most 512, or 128 without one.
     answers: the task and the labels, of the folder's config.json ({} without one) and the number of
-    logits. UserError says why a program cannot be served.
+    logits. read_by: how texts are read, of the task and max_length. UserError says why a program
+    cannot be served.
     """
     given = read(path)
     spec = tokenizers.changed(tokenizers.find(path.parent), model.vocab, model.lowercase)
@@ -174,7 +177,13 @@ def import_program(
         }
 
     return bundles.create(
-        bundle, task=task, labels=labels, max_length=max_length, tokenizer=spec, fill=fill
+        bundle,
+        task=task,
+        labels=labels,
+        max_length=max_length,
+        tokenizer=spec,
+        fill=fill,
+        reading=read_by(task, max_length),
     )
 
 

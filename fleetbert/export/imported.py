@@ -12,7 +12,8 @@ from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.core import charset, files, task_names
 from fleetbert.core.errors import UserError
-from fleetbert.data import conll, tokenizers
+from fleetbert.core.reading import Reading
+from fleetbert.data import conll, tokenizers, windows
 from fleetbert.data import labels as labels_of
 from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
@@ -37,6 +38,8 @@ def import_model(
     max_length: int | None = None,
     task: str | None = None,
     pooling: str | None = None,
+    long_texts: str = "cut",
+    stride: int | None = None,
 ) -> bundles.Bundle:
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32. A
     folder with an exported program is the part of `from_paddle`.
@@ -48,6 +51,7 @@ def import_model(
     logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
     with these. An encoder of a sentence-transformers folder, and any where the task is embedding,
     answers with vectors, pooled as that folder says or `pooling`.
+    long_texts, stride: as the keys of `data`.
     UserError if it has no head or one whose answers no task has, if the labels are not as many as
     the head has or are its own in another order, or if it has no positions for `max_length`.
     """
@@ -59,6 +63,16 @@ def import_model(
         )
     if max_length is not None and max_length < SHORTEST:
         raise UserError(f"max_length: is {max_length}; it has to be at least {SHORTEST}")
+    if stride is not None and long_texts != "windows":
+        raise UserError("stride: is for long_texts: windows; give both or neither")
+
+    def read_by(task: str, max_length: int) -> Reading:
+        try:
+            config.check_stride(stride, max_length)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        return config.reading_of(task, max_length, long_texts, stride)
+
     names = None if labels is None else labels_of.given(labels)
     program = from_paddle.find(Path(model.init))
     if program is not None:
@@ -74,7 +88,7 @@ def import_model(
             return kind, _labels(str(program), kind, fields, known, count, names)
 
         with files.writing(path):
-            return from_paddle.import_program(program, model, path, answers, max_length)
+            return from_paddle.import_program(program, model, path, answers, max_length, read_by)
     source = sources.open_source(model)
     tensors = source.tensors or {}
     has_classifier = "classifier.weight" in tensors
@@ -143,7 +157,9 @@ def import_model(
         max_length = min(positions, wanted or LONGEST)
     if max_length > positions:
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
+    reading = read_by(task, max_length)
     tokenizer = tokenizers.open(source.tokenizer)
+    windows.encode(tokenizer, ["a"], None, reading)  # UserError where it only cuts
     outputs = tasks.get(task).of_width(source.shape["hidden_size"]).outputs(names)
     shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
     if tasks.get(task).shape.answers:  # every weight is loaded: nothing has to be drawn before
@@ -164,6 +180,7 @@ def import_model(
             max_length=max_length,
             tokenizer=source.tokenizer,
             made_from=source.name,
+            reading=reading,
         )
 
 

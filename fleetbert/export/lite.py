@@ -179,7 +179,8 @@ def _check_task(bundle: bundles.Bundle) -> None:
         )
     if task.name not in TASKS:
         raise UserError(
-            f"{bundle.root} answers the task {task.name}, which the programs for boards do not know"
+            f"{bundle.root} answers the task {task.name}, which the programs for boards do not "
+            "know; serve it with fleetbert serve, or export it with --format onnx"
         )
 
 

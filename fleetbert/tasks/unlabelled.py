@@ -38,4 +38,4 @@ def _read(path: str, task: Task, columns: config.Columns) -> list[Example]:
         if _is_table(path, task)
         else read.texts_format(path, columns)
     )
-    return read.read_as(path, form).examples
+    return read.read_as(path, form, columns.on_bad_line).examples

@@ -168,7 +168,7 @@ def _summary(job: schema.Config, folded: Folded, measured: Sequence[Metrics]) ->
 
 def _together(models: Sequence[answer.Model], job: schema.Config) -> Metrics:
     """The metrics of the models' mean logits on `data.dev`."""
-    known = evaluate.read_known(models[0], str(job.data.dev), job.data.on_bad_line, job.data)
+    known = evaluate.read_known(models[0], str(job.data.dev), job.data)
     metrics, texts = models[0].task.metrics, models[0].task.labels.texts(known.examples)
     logits = [answer.compute_logits(model, *texts).values for model in models]
     return metrics.evaluate(known.truth, np.mean(logits, axis=0), models[0].labels)

@@ -9,6 +9,7 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
+from fleetbert.compression import texts
 from fleetbert.compression.gate import Gate
 from fleetbert.core.errors import UserError
 
@@ -49,3 +50,20 @@ def test_a_gate_of_one_label_is_told(trained, tiny_data, tmp_path, caplog):
     path.write_text("\n".join([rows[0], *(row for row in rows if row.startswith("good\t"))]) + "\n")
     Gate(bundles.read(trained), config.Gate(data=str(path)), 1)
     assert "all texts have the same label: a variant that always answers so" in caplog.text
+
+
+def test_bad_lines_of_every_table_are_skipped_as_the_job_says(trained, tiny_data, tmp_path, caplog):
+    """Those of the gate, and of calibration texts."""
+    bundle, table = bundles.read(trained), tmp_path / "dev.tsv"
+    dev = (tiny_data / "dev.tsv").read_text()
+    table.write_text(dev + "good\n" + "superb\tword1 word2\n")
+    gate, calibration = (kind(data=str(table)) for kind in (config.Gate, config.Calibration))
+    skip = config.Data(on_bad_line="skip")
+    with pytest.raises(UserError, match=r"dev\.tsv:\d+: "):
+        Gate(bundle, gate, 1, columns=config.Data())
+    opened = Gate(bundle, gate, 1, columns=skip)
+    assert len(opened.truth) == dev.count("\n") - 1
+    assert f"{table}: skipped 2 bad lines" in caplog.text
+    with pytest.raises(UserError, match=r"dev\.tsv:\d+: "):
+        texts.read_batches(calibration, bundle, columns=config.Data())
+    assert texts.read_batches(calibration, bundle, columns=skip)

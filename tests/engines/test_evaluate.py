@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
+from fleetbert.config import Columns
 from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, evaluate
 from fleetbert.tasks.classification import CLASSIFICATION
@@ -90,8 +91,8 @@ def test_an_unknown_label_is_named_with_its_line(model, tmp_path):
     ]:
         path.write_text(f"text_a\tlabel\n{rows}\n")
         with pytest.raises(UserError, match=message):
-            evaluate.evaluate(model, path, on_bad_line=on_bad_line)
+            evaluate.evaluate(model, path, Columns(on_bad_line=on_bad_line))
     path.write_text("text_a\tlabel\nword1\tbad\nword2\tsuperb\n")
-    report = evaluate.evaluate(model, path, on_bad_line="skip")
+    report = evaluate.evaluate(model, path, Columns(on_bad_line="skip"))
     assert (report["n"], report["skipped"]) == (1, 1)
     assert "1 bad line was skipped" in evaluate.format_report(report)

@@ -28,6 +28,7 @@ from safetensors.numpy import load_file
 from fleetbert import config
 from fleetbert.compression import from_program
 from fleetbert.core.errors import UserError
+from fleetbert.core.reading import Reading
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.export import imported
@@ -304,6 +305,26 @@ def test_a_finder_of_answers_is_imported_and_written_back(family, tmp_path):
     assert "qa_outputs.weight" in load_file(tmp_path / "again" / "model.safetensors")
     with pytest.raises(UserError, match=r"labels: .* leave labels out, or give no_answer"):
         imported.import_model(config.Model(init=str(made)), tmp_path / "b", ["x", "y"])
+
+
+def test_an_import_says_how_long_texts_are_read(tmp_path):
+    made, _ = finder_files("bert", tmp_path / "m")
+
+    def reading(**keys):
+        model = config.Model(init=str(made))
+        return imported.import_model(
+            model, tmp_path / "b", None, **{"max_length": 16, **keys}
+        ).reading
+
+    assert reading() == Reading(16)
+    assert reading(long_texts="windows", stride=5) == Reading(16, "windows", 5)
+    assert reading(long_texts="windows") == Reading(16, "windows", 2)
+    assert reading(long_texts="head_tail").long_texts == "head_tail"
+    with pytest.raises(UserError, match=r"stride: is for long_texts: windows"):
+        reading(stride=5)
+    for stride in (9, -1):
+        with pytest.raises(UserError, match=r"stride: windows may share from 0 to half .*\(16\)"):
+            reading(long_texts="windows", stride=stride)
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,8 @@ void read_shape(const Reader& task, Bundle& bundle) {
   }
   const auto kind = kinds.find(answer);
   if (kind == kinds.end()) {
-    task.at("name").fail("is " + bundle.task + ", which has no answers to give here: export a model "
-                         "of one of docs/tasks.md");
+    task.at("name").fail("is " + bundle.task + ", which has no answers to give here: serve it with "
+                         "fleetbert serve, or export a model of another task");
   }
   bundle.kind = kind->second;
   if (bundle.pair && bundle.kind == Kind::kSpans) {

@@ -117,7 +117,7 @@ def read_examples(
     path = str(job.data.train)
     labels: np.ndarray | None = None
     if job.distill.labels_weight:
-        table, labels, _ = evaluate.read_known(model, path, columns=job.data)
+        table, labels, _ = evaluate.read_known(model, path, job.data)
     else:
         table = read_unlabelled(path, model.task, "data.train", job.data)
     most = len(table) - held_out(len(table), job.selection)
