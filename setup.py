@@ -114,7 +114,7 @@ PADDLENLP = [
     "pip",  # environments of uv have none
 ]
 
-DATA = [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "proto", "yaml")]
+DATA = [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "json", "proto", "yaml")]
 
 setup(
     name="fleetbert",

@@ -40,9 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_keys(parser, {"serve": settings.Serve})
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Serve until a signal comes."""
-    extras.need("serve", "the server")
+def read(arguments: argparse.Namespace) -> settings.Serve:
+    """The settings that a command line asks for; UserError where they are wrong."""
     given = {
         "repository.path": arguments.repository,
         "repository.name": arguments.name,
@@ -51,9 +50,15 @@ def run(arguments: argparse.Namespace) -> None:
     }
     words = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     # Without a file every key has its default.
-    section = config.load_as(
+    return config.load_as(
         settings.Serve, arguments.config or os.devnull, [*words, *arguments.overrides]
     )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Serve until a signal comes."""
+    extras.need("serve", "the server")
+    section = read(arguments)
     _check_repository(section.repository)
     output.start()  # before the workers, which inherit it
     process.start_early(section.engine)

