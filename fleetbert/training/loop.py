@@ -357,7 +357,7 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
     before = schema.flat(saved.state["config"], kind)
     # What a path names counts, not the path.
     digests = {**run.task.origins, "data.train": run.task.fingerprint}
-    former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
+    former = {**saved.state["origins"], "data.train": saved.state["data"]}
     free = {path for path, digest in former.items() if digests.get(path) == digest}
     for key in {**now, **before}:
         # Keys may have come after the checkpoint.
@@ -368,9 +368,7 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
                 "trainer.resume=none or another output_dir"
             )
-    # An old checkpoint has only the job's settings.
-    settings = (str({**defaults, **before}[f"precision.{key}"]) for key in ("level", "dtype"))
-    former_precision = saved.state.get("precision") or precision.named(*settings)
+    former_precision = saved.state["precision"]
     if former_precision != run.precision.name:
         raise UserError(
             f"checkpoint {saved.folder}: was trained in {former_precision}, this job computes in "
@@ -378,7 +376,7 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
             "keep the precision, or start anew with trainer.resume=none or another output_dir"
         )
     labels = list(run.task.labels)
-    old_labels = saved.state.get("labels", labels)  # a checkpoint may be older than the key
+    old_labels = saved.state["labels"]
     is_same_data = former["data.train"] == digests["data.train"]
     if old_labels != labels and (is_same_data or sorted(old_labels) == sorted(labels)):
         raise UserError(
