@@ -131,7 +131,7 @@ class Gate(Sample):
         model = answer.load(bundle.root, "float32", "cpu", self.threads)
         super().__init__(model, self.data, evaluate.read_known(model, self.data, columns))
         if self.known.skipped:
-            log.warning(f"{self.data}: skipped {self.known.skipped} bad lines")
+            log.warning(f"{self.data}: {evaluate.skipped_lines(self.known.skipped)}")
         self.sha256 = files.sha256(self.data)
         self._check_tells()
 

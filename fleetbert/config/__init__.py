@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     )
     from fleetbert.config.distillation import Distill, Exits, SelfDistill
     from fleetbert.config.help import yaml_text, yaml_word
-    from fleetbert.config.inputs import Data, Model, check_stride, read_as, reading_of
+    from fleetbert.config.inputs import (
+        Data,
+        Model,
+        check_long_texts,
+        check_stride,
+        read_as,
+        reading_of,
+    )
     from fleetbert.config.keys import flat, on_resume
     from fleetbert.config.loading import distills_itself, from_keys, load_as
     from fleetbert.config.search import Budget, Compress
@@ -41,7 +48,7 @@ _NAMES = {
     "compression": "CALIBRATED SOFT TRAINED Calibration Gate PaddleSlim Quantize Selection Tuning",
     "distillation": "Distill Exits SelfDistill",
     "help": "yaml_text yaml_word",
-    "inputs": "Data Model check_stride read_as reading_of",
+    "inputs": "Data Model check_long_texts check_stride read_as reading_of",
     "keys": "flat on_resume",
     "loading": "distills_itself from_keys load_as",
     "search": "Budget Compress",

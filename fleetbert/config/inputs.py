@@ -160,6 +160,14 @@ def read_as(reading: Reading) -> Dict[str, object]:
     return {name: getattr(reading, name) for name in names}
 
 
+def check_long_texts(task: str, long_texts: str, section: str = "") -> None:
+    if task_names.SHAPES[task].answer == "answer" and long_texts == "head_tail":
+        raise ValueError(
+            f"{section}long_texts: {task} reads all of a context, in windows; choose windows, or "
+            "leave it out"
+        )
+
+
 def check_stride(stride: Optional[int], max_length: int, section: str = "") -> None:
     if stride is not None and not 0 <= stride <= max_length // 2:
         raise ValueError(

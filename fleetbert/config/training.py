@@ -9,7 +9,14 @@ from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from fleetbert.config.callbacks import Callbacks
-from fleetbert.config.inputs import TRAINING, Data, Model, check_data, reading_of
+from fleetbert.config.inputs import (
+    TRAINING,
+    Data,
+    Model,
+    check_data,
+    check_long_texts,
+    reading_of,
+)
 from fleetbert.config.keys import OnResume
 from fleetbert.config.section import Section, key
 from fleetbert.config.task import Task
@@ -320,6 +327,7 @@ class Config(Section):
         if not shape.of_texts:
             check_rows(self)
             return self
+        check_long_texts(self.task.name, data.long_texts, "data.")
         if self.task.windows and (data.long_texts != "windows" or shape.pooled or shape.per_token):
             raise ValueError(
                 "task.windows: is for logits and numbers with data.long_texts: windows; leave it "

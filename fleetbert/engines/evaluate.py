@@ -110,10 +110,14 @@ def format_report(report: Metrics) -> str:
         lines += ["", *_tables(report)]
     skipped, truncated = report["skipped"], report["truncated"]
     if skipped:
-        lines += ["", f"{skipped} bad line{'s were' if skipped > 1 else ' was'} skipped"]
+        lines += ["", skipped_lines(skipped)]
     if truncated:
         lines += ["", f"texts truncated to the model's maximum length: {truncated}"]
     return "\n".join(lines)
+
+
+def skipped_lines(count: int) -> str:
+    return f"{count} bad line{'s were' if count > 1 else ' was'} skipped"
 
 
 def _tables(report: Metrics) -> list[str]:

@@ -68,6 +68,7 @@ def import_model(
 
     def read_by(task: str, max_length: int) -> Reading:
         try:
+            config.check_long_texts(task, long_texts)
             config.check_stride(stride, max_length)
         except ValueError as error:
             raise UserError(str(error)) from None

@@ -63,7 +63,7 @@ def test_bad_lines_of_every_table_are_skipped_as_the_job_says(trained, tiny_data
         Gate(bundle, gate, 1, columns=config.Data())
     opened = Gate(bundle, gate, 1, columns=skip)
     assert len(opened.truth) == dev.count("\n") - 1
-    assert f"{table}: skipped 2 bad lines" in caplog.text
+    assert f"{table}: 2 bad lines were skipped" in caplog.text
     with pytest.raises(UserError, match=r"dev\.tsv:\d+: "):
         texts.read_batches(calibration, bundle, columns=config.Data())
     assert texts.read_batches(calibration, bundle, columns=skip)

@@ -163,6 +163,13 @@ def test_a_step_draws_windows(run):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        (
+            {
+                "data": {"train": "t", "long_texts": "head_tail"},
+                "task": {"name": "question_answering"},
+            },
+            r"data\.long_texts: question_answering reads all",
+        ),
         ({"data": {"train": "t", "max_length": 16, "stride": 9}}, r"data\.stride.*half"),
         ({"data": {"train": "t"}, "task": {"windows": "max"}}, r"task\.windows"),
     ],

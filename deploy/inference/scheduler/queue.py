@@ -106,7 +106,7 @@ class Queue:
             raise Failure(
                 Reason.TOO_LARGE,
                 f"the texts have {tokens} tokens and the server's queue holds {self.capacity}: "
-                "send fewer texts at once",
+                "send fewer texts at once, or shorter ones, or raise batching.queue_tokens",
             )
         excess = self.tokens + tokens - self.capacity
         if excess > 0:
