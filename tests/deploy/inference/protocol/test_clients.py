@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import fake_core
+import light
 import numpy as np
 import pytest
 from oip_answers import outputs_of
 from oip_cases import without
+from served import LIGHT, serving, settings_of
 
 ROOT = Path(__file__).parents[4]
 BIN = ROOT / ".venv-clients" / "bin"
@@ -99,6 +102,25 @@ def test_tritonclient(server, protocol):
     assert [(q.timeout, q.speed) for q in asked if q.speed is not None] == [(60.0, 0.25)]
     assert [q.version for q in asked if q.version is not None] == ["stable"]
     assert server.core.calls[-2:] == [("unload", "sst"), ("load", "sst")]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tritonclient_loads_and_unloads_models(protocol, tmp_path):
+    """Of a server that looks for changes on disk only when it is asked to."""
+    models = tmp_path / "models"
+    light.make_bundle(models / "sst" / "1")
+    words = settings_of(models, "repository.poll_seconds=0")
+    with serving(tmp_path, *words, command=LIGHT) as server:
+        shutil.copytree(models / "sst", models / "other")
+        address = server.http.partition("://")[2] if protocol == "http" else server.grpc
+        saw = client("triton_repository", protocol, address)
+    ready, gone = ["READY", True], ["UNAVAILABLE", False]
+    last = {"sst": ready, "other": gone}
+    assert saw["seen"] == [{"sst": ready}, {"sst": gone}, {"sst": ready, "other": ready}, last]
+    assert saw["after"] == last
+    sentences = ["no model 'nobody'", "no model 'nobody'", "parameter 'config' is not offered", ""]
+    assert all(part in (said or "-") for part, said in zip(sentences, saw["refused"]))
+    assert None not in saw["refused"]
 
 
 def test_kserve_clients(server):
