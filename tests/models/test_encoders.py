@@ -307,6 +307,30 @@ def test_a_finder_of_answers_is_imported_and_written_back(family, tmp_path):
         imported.import_model(config.Model(init=str(made)), tmp_path / "b", ["x", "y"])
 
 
+@pytest.mark.parametrize("kind", ["Bert", "Ernie"])
+def test_a_finder_of_answers_of_paddlenlps_is_imported(kind, tmp_path):
+    """As its save_pretrained writes it."""
+    family = kind.lower()
+    made = write(tmp_path / "m", family)
+    (made / "model.safetensors").unlink()
+    fields = json.loads((made / "config.json").read_text())
+    shape = {name: fields[name] for name in (*FIELDS, "use_task_id") if name in fields}
+    paddle.seed(3)
+    settings = getattr(paddlenlp, f"{kind}Config")(**{**shape, "initializer_range": 0.3})
+    theirs = getattr(paddlenlp, f"{kind}ForQuestionAnswering")(settings)
+    theirs.eval()
+    theirs.save_pretrained(str(made))
+    bundle = imported.import_model(
+        config.Model(init=str(made)), tmp_path / "bundle", None, max_length=16
+    )
+    assert (bundle.task.name, bundle.labels) == ("question_answering", [])
+    network, report = loaded(made, "question_answering", 2)
+    wanted = np.stack([logits.numpy() for logits in theirs(*given(family))], 2)
+    real = MADE[f"{family}/ids"] != pad_of(family)
+    assert report.unused == [] and wanted.std() > 0.3
+    assert_close(network(*given(family)).numpy()[real], wanted[real])
+
+
 def test_an_import_says_how_long_texts_are_read(tmp_path):
     made, _ = finder_files("bert", tmp_path / "m")
 
