@@ -27,8 +27,9 @@ from fleetbert.engines import alike, answer, engine, evaluate, golden
 
 log = logging.getLogger(__name__)
 
-# Rounds of both models in turn, for the ratio of their speeds.
-ROUNDS = 3
+# Rounds of both models in turn, for the ratio of their speeds, and the texts of a round: float32
+# takes a second for them.
+ROUNDS, TIMED_TEXTS = 3, 256
 # Texts that are answered by themselves and among others, and the largest difference of a score
 # that may be between the two.
 ALONE_TEXTS, ALONE_DIFFERENCE = 200, 1e-3
@@ -36,17 +37,17 @@ Given = TypeVar("Given")
 
 
 def in_turns(
-    runs: Sequence[Callable[[], Given]], rounds: int
+    runs: Sequence[Callable[[], Given]], rounds: int, warm_up: int = 1
 ) -> tuple[list[Given], list[list[float]]]:
-    """What each gives, and the seconds that it takes in each round after one that warms up."""
+    """What each gives, and the seconds that it takes in each round after those that warm up."""
     times: list[list[float]] = [[] for _ in runs]
-    for _ in range(1 + rounds):
+    for _ in range(warm_up + rounds):
         given = []
         for run, seconds in zip(runs, times):
             started = time.perf_counter()
             given.append(run())
             seconds.append(time.perf_counter() - started)
-    return given, [seconds[1:] for seconds in times]
+    return given, [seconds[warm_up:] for seconds in times]
 
 
 class Sample:
@@ -65,9 +66,14 @@ class Sample:
         self.rows = ragged.rows(self.encodings)
 
     @functools.cached_property
+    def float32_outputs(self) -> np.ndarray:
+        """The raw outputs of float32."""
+        return self.run(self.model.engine, "float32")
+
+    @functools.cached_property
     def float32(self) -> np.ndarray:
         """The logits of float32, float32 [texts, labels]."""
-        return self.logits(self.model.engine)
+        return self.of_texts(self.float32_outputs)
 
     @functools.cached_property
     def float32_accuracy(self) -> float:
@@ -78,14 +84,27 @@ class Sample:
         chosen = draw(len(self.encodings.ids), texts)
         return feeds(self.encodings, chosen, self.model.tokenizer.pad_id)
 
-    def logits(self, opened: engine.Engine) -> np.ndarray:
+    def logits(self, opened: engine.Engine, name: str = "") -> np.ndarray:
         """The logits of an opened variant, as the task takes them; UserError if not finite."""
-        return self.of_texts(self.run(opened))
+        return self.of_texts(self.run(opened, name))
 
-    def run(self, opened: engine.Engine) -> np.ndarray:
-        """The raw outputs of an opened variant."""
+    def run(self, opened: engine.Engine, name: str = "") -> np.ndarray:
+        """The raw outputs of an opened variant; name: what the progress bar calls it."""
         model = self.model._replace(engine=opened)
-        return answer.run_all(model, self.rows)[0]
+        with answer.progress(len(self.encodings.ids), name) as bar:
+            return answer.run_all(model, self.rows, bar.update)[0]
+
+    def one_round(self, opened: engine.Engine) -> Callable[[], int]:
+        """What has an opened variant answer TIMED_TEXTS of the texts, and gives their number."""
+        chosen = draw(len(self.encodings.ids), TIMED_TEXTS)
+        ((_, texts),) = self.rows.texts.parts([np.concatenate(self.rows.of(chosen))])
+
+        def run() -> int:
+            for _ in opened.run_all(texts, self.model.speed, self.model.batch_tokens):
+                pass
+            return len(chosen)
+
+        return run
 
     def of_texts(self, outputs: np.ndarray) -> np.ndarray:
         return self.model.task.answer.of_texts(outputs, self.encodings.words, self.texts)
@@ -111,6 +130,12 @@ class Sample:
         return paired.bootstrap(lambda rows, _: metrics.of_sums(rows.sum(0)), sums, others)
 
 
+def texts_per_s(opened: Sequence[tuple[Sample, engine.Engine]]) -> list[list[float]]:
+    """The texts/s of each variant, which has answered the sample before, round by round."""
+    counts, times = in_turns([sample.one_round(engine) for sample, engine in opened], ROUNDS, 0)
+    return [[count / seconds for seconds in rounds] for count, rounds in zip(counts, times)]
+
+
 class Gate(Sample):
     """gate.data, which only accepts. Opening it verifies float32."""
 
@@ -132,6 +157,7 @@ class Gate(Sample):
         super().__init__(model, self.data, evaluate.read_known(model, self.data, columns))
         if self.known.skipped:
             log.warning(f"{self.data}: {evaluate.skipped_lines(self.known.skipped)}")
+        log.info(f"float32: answering the {len(self.truth)} texts of {self.data}")
         self.sha256 = files.sha256(self.data)
         self._check_tells()
 
@@ -175,22 +201,19 @@ class Gate(Sample):
         opened = engine.open_folder(
             variant.kind, folder, "cpu", self.threads, pad_id=tokenizer.pad_id
         )
-        runs = [
-            functools.partial(self.run, self.model.engine),
-            functools.partial(sample.run, opened),
-        ]
-        outputs, times = in_turns(runs, ROUNDS)
+        outputs = self.float32_outputs, sample.run(opened, variant.name)
+        log.info(f"{variant.name}: comparing its speed with float32's")
+        slow, fast = texts_per_s([(self, self.model.engine), (sample, opened)])
         # Where each token has outputs, texts with more tokens than before cannot be compared.
         differences = [
             float(np.abs(first - second).max())
             for first, second in zip(*outputs)
             if first.shape == second.shape
         ]
-        slow, fast = (len(self.encodings.ids) / statistics.median(seconds) for seconds in times)
         comparison = bundles.Comparison(
-            texts_per_s=round(fast, 1),
-            float32_texts_per_s=round(slow, 1),
-            speed_ratio=round(statistics.median(slow / fast for slow, fast in zip(*times)), 3),
+            texts_per_s=round(statistics.median(fast), 1),
+            float32_texts_per_s=round(statistics.median(slow), 1),
+            speed_ratio=round(float(np.median(np.divide(fast, slow))), 3),
             max_logit_difference=max(differences, default=0.0),
             size_ratio=round(_bytes(folder) / self.bundle.variant("float32").bytes, 4),
         )

@@ -13,7 +13,6 @@ float32. What is ours here is the source, the choice between the forms, and the 
 
 from __future__ import annotations
 
-import functools
 import logging
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from fleetbert import bundle as bundles
 from fleetbert.compression import token_scales
-from fleetbert.compression.gate import ROUNDS, Sample, in_turns
+from fleetbert.compression.gate import Sample, texts_per_s
 from fleetbert.compression.texts import Feeds
 from fleetbert.compression.work import Ready, Work
 from fleetbert.core.errors import UserError
@@ -59,13 +58,16 @@ def prepare(work: Work) -> Ready:
     left = work.source.float32_layers(work.job.skip)
     activations = work.job.onnx.activations
     with tempfile.TemporaryDirectory(prefix="fleetbert-onnx-") as temporary:
+        log.info("onnx: converting the model")
         float32 = Path(temporary) / MODEL
         onnx.convert(work.source.folder, float32)
+        fold(float32)
         made = {}
         for form in (DYNAMIC, STATIC) if activations == "auto" else (activations,):
             made[form] = Path(temporary) / form
             made[form].mkdir()
             batches = work.calibration_batches if form == STATIC else None
+            log.info(f"onnx: quantizing with {form} scales")
             quantize(float32, made[form] / MODEL, left, batches)
         chosen: str = activations
         tried: dict[str, bundles.OnnxTried] = {}
@@ -92,31 +94,34 @@ def prepare(work: Work) -> Ready:
     return Ready(work.source, write)
 
 
+def fold(path: Path) -> None:
+    """Write the ONNX file `path` anew, as ONNX Runtime's tool reads it."""
+    # paddle2onnx writes weights as constants, which the tool passes over; these are initializers.
+    quant_pre_process(str(path), str(path), skip_symbolic_shape=True)
+    model = ONNXModel(onnx_format.load(str(path)))
+    model.replace_gemm_with_matmul()  # the dynamic form does, under other names; static takes none
+    model.save_model_to_file(str(path))
+
+
 def quantize(
     float32: Path, target: Path, left: Sequence[str] = (), batches: Sequence[Feeds] | None = None
 ) -> None:
-    """Quantize the ONNX file `float32` into `target`: static with calibration `batches`, else
-    dynamic. left: names of weights whose layers stay float32."""
-    folded = target.with_name("folded.onnx")
-    # paddle2onnx writes weights as constants, which the tool passes over; these are initializers.
-    quant_pre_process(str(float32), str(folded), skip_symbolic_shape=True)
-    model = ONNXModel(onnx_format.load(str(folded)))
-    model.replace_gemm_with_matmul()  # the dynamic form does, under other names; static takes none
-    model.save_model_to_file(str(folded))
-    stored = {tensor.name for tensor in model.graph().initializer}
+    """Quantize the ONNX file `float32`, which `fold` has written, into `target`: static with
+    calibration `batches`, else dynamic. left: names of weights whose layers stay float32."""
+    graph = onnx_format.load(str(float32)).graph
+    stored = {tensor.name for tensor in graph.initializer}
     # Products of two activations, as attention's, stay float32.
     skipped = [
         node.name
-        for node in model.graph().node
+        for node in graph.node
         if set(left) & set(node.input) or (node.op_type == "MatMul" and node.input[1] not in stored)
     ]
-    files, settings = (str(folded), str(target)), {**SETTINGS, "nodes_to_exclude": skipped}
+    files, settings = (str(float32), str(target)), {**SETTINGS, "nodes_to_exclude": skipped}
     if batches is None:
         quantization.quantize_dynamic(*files, **settings)
     else:
-        reader = _Reader(batches, [tensor.name for tensor in model.graph().input])
+        reader = _Reader(batches, [tensor.name for tensor in graph.input])
         quantization.quantize_static(*files, reader, **STATIC_SETTINGS, **settings)
-    folded.unlink()
     made = onnx_format.load(str(target))
     if all(tensor.data_type != onnx_format.TensorProto.INT8 for tensor in made.graph.initializer):
         raise UserError(f"onnxruntime {version('onnxruntime')} found no layer to quantize")
@@ -142,10 +147,10 @@ def compare(
         engine.open_folder(engine.ONNX_INT8, folder, "cpu", threads, pad_id=pad_id)
         for folder in made.values()
     ]
-    runs = [functools.partial(sample.logits, form_engine) for form_engine in opened]
+    answers = [sample.logits(*pair) for pair in zip(opened, made)]
     tried = {}
-    for form, logits, times in zip(made, *in_turns(runs, ROUNDS)):
-        speed = len(sample.truth) / statistics.median(times)
+    for form, logits, speeds in zip(made, answers, texts_per_s([(sample, e) for e in opened])):
+        speed = statistics.median(speeds)
         drop = sample.float32_accuracy - sample.metric(logits)
         tried[form] = bundles.OnnxTried(drop=drop, texts_per_s=round(speed, 1))
         log.info(f"{form} scales: {speed:.0f} texts/s, drop {drop:.4f} on {sample.name}")

@@ -14,7 +14,6 @@ import contextlib
 import importlib
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable
 
@@ -73,7 +72,7 @@ def _quantize(job: config.Quantize, name: str) -> Result:
         return Result(work.bundle, name)
     if isinstance(ready, Result):
         return ready
-    work, bundle = replace(work, source=ready.source), work.bundle
+    work.source, bundle = ready.source, work.bundle
     with bundles.adding(bundle.root, name) as new:
         origin = {"name": name, "made_from": job.source}
         variant = ready.write(new.folder).model_copy(update=origin)
@@ -90,6 +89,7 @@ def _quantize(job: config.Quantize, name: str) -> Result:
             bundle = new.add(variant)
             variant = bundle.variant(name)
             log.info(f"added {name} to {bundle.root}")
+    log.info(f"{name}: writing the report")
     page = report.write(work, bundle, variant, texts, refused)
     if refused is not None:
         raise GateFailed(refused)

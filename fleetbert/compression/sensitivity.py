@@ -8,10 +8,12 @@ values. The bias is left out: it would hide the error.
 
 from __future__ import annotations
 
+import functools
 from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from fleetbert.core import progress
 from fleetbert.engines import engine, predictor
 from fleetbert.graph import embeddings, int8, split
 from fleetbert.graph import groups as layer_groups
@@ -59,15 +61,22 @@ class Layers:
         self.program, self.parameters = fused
         self.pad_id = embeddings.pad_id(*fused)
         self.inputs = int8.inputs(self.program)
+        self._names = sorted(set(self.inputs.values()))
 
-    def run(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+    @functools.cached_property
+    def _compute(self) -> predictor.Predict:
+        program = programs.cut(self.program, engine.INPUTS, self._names)
+        return predictor.open_as_it_is(program, self.parameters, engine.default_threads())
+
+    def run(
+        self, batches: Sequence[dict[str, np.ndarray]], title: str = ""
+    ) -> Iterator[dict[str, np.ndarray]]:
         """The input of each layer, batch by batch: float32 [tokens, K] of all tokens but padding
-        (of [CLS] alone in layers that read no other), by the weight's name."""
-        names = sorted(set(self.inputs.values()))
-        program = programs.cut(self.program, engine.INPUTS, names)
-        compute = predictor.open_as_it_is(program, self.parameters, engine.default_threads())
-        for batch in batches:
-            states = dict(zip(names, compute(*(batch[name] for name in engine.INPUTS))))
+        (of [CLS] alone in layers that read no other), by the weight's name. title: of a bar."""
+        silent = not title or not progress.watched()
+        for batch in progress.bar(iterable=batches, desc=title, unit=" batches", disable=silent):
+            outputs = self._compute(*(batch[name] for name in engine.INPUTS))
+            states = dict(zip(self._names, outputs))
             real = batch["input_ids"] != self.pad_id
             rows = {
                 name: x[real] if x.shape[:-1] == real.shape else x.reshape(-1, x.shape[-1])

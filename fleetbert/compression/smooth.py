@@ -51,13 +51,15 @@ def choose(
     }
     readers = {source: names for source, names in readers.items() if names}
     largest: dict[str, list[np.ndarray]] = {source: [] for source in readers}
-    for inputs in layers.run(batches):
+    few = {id(batch) for batch in spread(batches)}
+    others = np.array([id(batch) not in few for batch in batches])
+    others |= not others.any()
+    few_inputs = []
+    for batch, inputs in zip(batches, layers.run(batches, "smooth")):
         for source, names in readers.items():
             largest[source].append(np.abs(inputs[names[0]]).max(0))
-    few = spread(batches)
-    others = np.array([not any(batch is chosen for chosen in few) for batch in batches])
-    others |= not others.any()
-    few_inputs = list(layers.run(few))
+        if id(batch) in few:
+            few_inputs.append(inputs)
     scales, smoothed = {}, {}
     for source, names in readers.items():
         x = np.concatenate([inputs[names[0]] for inputs in few_inputs])

@@ -46,10 +46,12 @@ def choose(
         if second in thresholds and pair.first in thresholds
     }
     largest: dict[str, np.ndarray] = {second: np.zeros(1, np.float32) for second in pairs}
-    for inputs in layers.run(batches):
+    numbers, few = {id(batch) for batch in spread(batches)}, []
+    for batch, inputs in zip(batches, layers.run(batches, "split")):
         for second in pairs:
             largest[second] = np.maximum(largest[second], inputs[second].max(0))
-    few = list(layers.run(spread(batches)))
+        if id(batch) in numbers:
+            few.append(inputs)
     chosen = {}
     for second, pair in pairs.items():
         x, given = (np.concatenate([inputs[n] for inputs in few]) for n in (second, pair.first))

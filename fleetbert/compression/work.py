@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import logging
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
@@ -89,10 +89,10 @@ class Result(NamedTuple):
     report: Path | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Work:
-    """gate: of `job.gate`; source: of the variant `job.source`, smoothed where the job wants it;
-    smoothed: how, by weight."""
+    """gate: of `job.gate`; source: of the variant `job.source`, smoothed where the job wants it,
+    or what the method trained of it; smoothed: how, by weight."""
 
     job: config.Quantize
     bundle: bundles.Bundle
@@ -132,7 +132,7 @@ def open_work(job: config.Quantize) -> Work:
         bundles.verify(bundle, job.source)
     work = Work(job, bundle, Source(bundle.folder(job.source)), gate)
     if job.method in config.CALIBRATED and job.calibration.smooth == "auto":
-        return smoothed(work, work.calibration_batches)
+        smoothen(work, work.calibration_batches)
     return work
 
 
@@ -144,10 +144,11 @@ def _check_trained(job: config.Quantize, bundle: bundles.Bundle) -> None:
         raise UserError(f"{where} predicts {counts}; choose a bundle that answers (docs/tasks.md)")
 
 
-def smoothed(work: Work, batches: Sequence[Feeds]) -> Work:
-    """The work with its source smoothed, as these texts advise."""
+def smoothen(work: Work, batches: Sequence[Feeds]) -> None:
+    """Smooth the work's source, as these texts advise."""
     source = work.source
     left = source.float32_layers(work.job.skip)
+    log.info(f"smooth: trying scales of layers' inputs on {len(batches)} batches of texts")
     scales = smooth.choose(source.program, source.layers, batches, left)
     for name, entry in scales.smoothed.items():
         log.info(
@@ -155,10 +156,9 @@ def smoothed(work: Work, batches: Sequence[Feeds]) -> Work:
             f"{entry.former_error:.2%}"
         )
     log.info(f"smooth: the inputs of {len(scales.smoothed)} layers")
-    if not scales.smoothed:
-        return work
-    program, arrays = smooth_inputs(source.program, source.arrays, scales.by_input)
-    return replace(work, source=Source.of(program, arrays), smoothed=scales.smoothed)
+    if scales.smoothed:
+        work.source = Source.of(*smooth_inputs(source.program, source.arrays, scales.by_input))
+        work.smoothed = scales.smoothed
 
 
 def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -222,12 +222,12 @@ def answer_lines(
         yield _answer_window(model, taken)
 
 
-def progress(total: int | None = None) -> tqdm[Any]:
+def progress(total: int | None = None, title: str = "") -> tqdm[Any]:
     """A progress bar; silent unless somebody watches and there are many texts."""
     from fleetbert.core.progress import bar, watched  # with asyncio, which takes a while
 
     silent = not watched() or (total is not None and total < MANY_TEXTS)
-    return bar(total=total, unit=" texts", disable=silent)
+    return bar(total=total, unit=" texts", desc=title or None, disable=silent)
 
 
 def _remember(stream: Iterable[bytes], raw: deque[bytes]) -> Iterator[bytes]:

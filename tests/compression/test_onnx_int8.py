@@ -131,6 +131,7 @@ def test_a_layer_computes_what_numpy_does(tmp_path, form):
         x[2:4] *= [[0], [100]]
     seen = x * 0.5
     batches = None if form == "dynamic" else [{"x": seen}]
+    onnx_int8.fold(tmp_path / "float32.onnx")
     onnx_int8.quantize(tmp_path / "float32.onnx", tmp_path / "int8.onnx", (), batches)
     import onnxruntime
 

@@ -88,17 +88,17 @@ def test_the_gates_texts_and_too_few_are_refused(
 def asked(monkeypatch):
     """Which tables' texts were answered for a choice, in order; the gate's measure ends it."""
     names = []
-    logits = gate.Sample.logits
+    run = gate.Sample.run
 
     def recorded(sample, *given):
         names.append(sample.name)
-        return logits(sample, *given)
+        return run(sample, *given)
 
     def measured(*_):
         names.append("measure")
         raise InterruptedError
 
-    monkeypatch.setattr(gate.Sample, "logits", recorded)
+    monkeypatch.setattr(gate.Sample, "run", recorded)
     monkeypatch.setattr(gate.Gate, "measure", measured)
     return names
 
