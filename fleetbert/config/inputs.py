@@ -41,6 +41,12 @@ class Data(Columns):
         "folds: column whose rows with the same value stay in one fold, such as an author "
         "(null: folds have labels in equal shares)",
     )
+    unlabelled: Optional[str] = key(
+        None,
+        "few_shot: texts without labels, at least 20 for each label: a table, or a text in each "
+        "line (docs/few_labels.md)",
+        on_resume="free",
+    )
     max_length: int = key(
         128,
         "longest text in tokens, special ones included; longer texts are truncated, unless "

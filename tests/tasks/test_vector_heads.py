@@ -56,3 +56,19 @@ def test_names_are_adapted_to_texts():
     without = vector_heads.of_names(names, np.zeros((0, WIDTH)))
     assert np.isfinite(without.weight).all()
     assert np.isfinite(vector_heads.of_names(names, texts[:1]).bias).all()
+
+
+def test_labels_propagate_to_near_texts():
+    """Where two texts of each label are known, among many."""
+    vectors, labels, _ = drawn(600, seed=2)
+    few, others, wanted = vectors[:6], vectors[6:], labels[6:]
+    right = [
+        (head.logits(others).argmax(1) == wanted).mean()
+        for head in (
+            vector_heads.of_texts(few, labels[:6], LABELS),
+            vector_heads.of_some_texts(few, labels[:6], LABELS, others),
+        )
+    ]
+    assert right[1] > right[0] + 0.05, right
+    least = vector_heads.of_some_texts(few[:3], labels[:3], LABELS, others[:1])
+    assert np.isfinite(least.logits(others)).all()

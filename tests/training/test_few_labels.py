@@ -53,6 +53,21 @@ def test_it_learns_and_is_measured_as_it_is_written(run):
     assert set(described.labels) == set(LABELS)
 
 
+def test_texts_without_labels_are_learned_from(tiny_encoder, tmp_path, caplog):
+    few, others = [*rows(2, 1)], tmp_path / "others.txt"
+    others.write_text("\n".join(text for text, _ in rows(40, 3)) + "\n", encoding="utf-8")
+    right = []
+    for name, keys in (("without", {}), ("with", {"data.unlabelled": str(others)})):
+        given = {"init": tiny_encoder, "few_shot": True, "epochs": 1, **KEYS, **keys}
+        run = fleetbert.train(few, output_dir=tmp_path / name, **given)
+        right.append(fleetbert.load(run.bundle).evaluate(DEV)["accuracy"])
+    assert right[1] > right[0] + 0.02, right
+    assert "may do harm" not in caplog.text
+    others.write_text("word1\n" * 59)
+    run = fleetbert.train(few, output_dir=tmp_path / "with", **given)
+    assert "59 texts may do harm; give 60 or more for 3 labels" in caplog.text
+
+
 def test_its_folder_is_opened_with_its_head(run, tmp_path):
     """Imported, trained further, and as a teacher."""
     texts = [text for text, _ in DEV]
@@ -83,11 +98,22 @@ def test_a_table_with_few_texts_offers_it(tiny_encoder, tmp_path, caplog):
             "has 1 text of the label 'word51', and task.few_shot",
         ),
         (TRAIN, [("word1", "others")], {}, "others"),
+        (
+            TRAIN,
+            None,
+            {"data.unlabelled": "{labelled}"},
+            r"labelled\.tsv:2: has the label 'word1', and labels are not read here",
+        ),
+        (TRAIN, None, {"data.unlabelled": "{folder}/nothing.txt"}, "nothing.txt"),
         (TRAIN, None, {"task": "multi_label_classification"}, "task.few_shot: is for task.name"),
         (TRAIN, None, {"init": "random", "model.vocab": "vocab.txt"}, "task.few_shot: is for"),
     ],
 )
 def test_mistakes_are_named(train, dev, keys, sentence, tiny_encoder, tmp_path):
-    given = {"init": tiny_encoder, "output_dir": tmp_path, **KEYS, **keys}
+    labelled = tmp_path / "labelled.tsv"
+    labelled.write_text("text_a\tlabel\nword1\tword1\n")
+    places = {"labelled": labelled, "folder": tmp_path}
+    keys = {name: value.format(**places) for name, value in keys.items()}
+    given = {"init": tiny_encoder, "output_dir": tmp_path / "run", **KEYS, **keys}
     with pytest.raises(fleetbert.UserError, match=sentence):
         fleetbert.train(train, dev, few_shot=True, **given)
