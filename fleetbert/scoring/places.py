@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import posixpath
+import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -39,7 +41,7 @@ class Place(NamedTuple):
 
 def place(name: str) -> Place:
     """UserError where the address is of a kind that is not installed."""
-    if "://" not in name:
+    if not _is_remote(name):
         return Place(fs.LocalFileSystem(), Path(name).expanduser().absolute().as_posix(), name)
     import fsspec
 
@@ -52,15 +54,8 @@ def place(name: str) -> Place:
 
 def open_dataset(source: Place) -> tuple[ds.Dataset, str]:
     """The files of a place, and the folder that their names are relative to."""
-    info = source.files.get_file_info(source.path)
-    if info.type == fs.FileType.NotFound:
-        raise UserError(f"--input {source.name}: no file or folder is there; name one that is")
-    if info.type == fs.FileType.File:
-        base, paths = posixpath.dirname(source.path), [source.path]
-    else:
-        base = source.path
-        infos = source.files.get_file_info(fs.FileSelector(base, recursive=True))
-        paths = [file.path for file in infos if file.type == fs.FileType.File]
+    with explained(f"--input {source.name}"):
+        base, paths = _list(source)
     paths = [path for path in paths if not _is_hidden(posixpath.relpath(path, base))]
     kinds = {_format_of(path) for path in paths}
     if len(kinds) != 1 or None in kinds:
@@ -70,7 +65,7 @@ def open_dataset(source: Place) -> tuple[ds.Dataset, str]:
             f"--input {source.name} holds {' and '.join(sorted(names))}; it has to hold files of "
             f"one format, by their endings: {known}"
         )
-    try:
+    with explained(f"--input {source.name}"):
         data = ds.dataset(
             paths,
             format=_reader(kinds.pop()),
@@ -78,13 +73,39 @@ def open_dataset(source: Place) -> tuple[ds.Dataset, str]:
             partitioning=ds.partitioning(flavor="hive"),
             partition_base_dir=base,
         )
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"--input {source.name}: {one_line(error)}") from None
     return data, base
 
 
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+@contextmanager
+def explained(what: str, hint: str = "") -> Iterator[None]:
+    """UserError where `what`, the name of a file or folder, cannot be read or written."""
+    if _is_remote(what) and not hint:
+        hint = "; look at the address and at the credentials"
+    try:
+        yield
+    except (*_errors_of_clients(), pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
+        raise UserError(f"{what}: {' '.join(str(error).split())}{hint}") from None
+
+
+def _errors_of_clients() -> tuple[type[Exception], ...]:
+    """Those of s3fs that are no OSError, if it was loaded."""
+    exceptions = sys.modules.get("botocore.exceptions")
+    return () if exceptions is None else (exceptions.BotoCoreError,)
+
+
+def _is_remote(name: str) -> bool:
+    return "://" in name
+
+
+def _list(source: Place) -> tuple[str, list[str]]:
+    """The folder of a place, and the paths of its files."""
+    info = source.files.get_file_info(source.path)
+    if info.type == fs.FileType.NotFound:
+        raise UserError(f"--input {source.name}: no file or folder is there; name one that is")
+    if info.type == fs.FileType.File:
+        return posixpath.dirname(source.path), [source.path]
+    infos = source.files.get_file_info(fs.FileSelector(source.path, recursive=True))
+    return source.path, [file.path for file in infos if file.type == fs.FileType.File]
 
 
 def without_endings(relative: str) -> str:

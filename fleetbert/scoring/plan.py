@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from fleetbert.core.errors import UserError
-from fleetbert.scoring.places import Place, one_line, without_endings
+from fleetbert.scoring.places import Place, explained, without_endings
 from fleetbert.scoring.scorer import WINDOW, Fault, Scorer
 
 KEY = b"fleetbert"  # of what a footer says
@@ -44,7 +44,8 @@ class Plan:
         self.relative = without_endings(relative)
         self.output = target.within(f"{self.relative}.parquet")
         folders = ds.get_partition_keys(fragment.partition_expression)
-        within = fragment.physical_schema
+        with explained(self.name):
+            within = fragment.physical_schema
         partition = [pa.field(name, pa.scalar(value).type) for name, value in folders.items()]
         self.schema = pa.schema([*within, *(f for f in partition if f.name not in within.names)])
         self.filter = expression_of(self.schema, where or {}, self.name)
@@ -72,8 +73,9 @@ class Plan:
     def is_done(self) -> bool:
         """Whether the output has this file's answers. UserError where it has another job's."""
         files = self.target.files
-        if files.get_file_info(self.output).type == fs.FileType.NotFound:
-            return False
+        with explained(f"--output {self.target.name}"):
+            if files.get_file_info(self.output).type == fs.FileType.NotFound:
+                return False
         try:
             with files.open_input_file(self.output) as stream:
                 footer = json.loads((pq.read_schema(stream).metadata or {}).get(KEY, b"{}"))
@@ -94,13 +96,9 @@ class Plan:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows to answer, of the columns that are read."""
-        try:
+        hint = "; mend it, or move it out of the folder"
+        with explained(f"{self.name} cannot be read", hint):
             yield from self._scanner().to_batches()
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
-            raise UserError(
-                f"{self.name} cannot be read: {one_line(error)}; mend it, or move it out of the "
-                "folder"
-            ) from None
 
     def _scanner(self) -> ds.Scanner:
         return self.fragment.scanner(
@@ -110,36 +108,45 @@ class Plan:
     def write(self, parts: Iterable[Answered]) -> Iterator[tuple[int, int]]:
         """Write the file's answers from its rows, part by part; gives (rows, those without an
         answer) after each."""
-        files, faults, row = self.target.files, [], 0
-        temporary = posixpath.join(
-            posixpath.dirname(self.output), f".{posixpath.basename(self.output)}.part"
-        )
+        files, row = self.target.files, 0
+        errors = self.target.within(posixpath.join(ERRORS, f"{self.relative}.jsonl"))
         try:
-            files.create_dir(posixpath.dirname(self.output), recursive=True)
-            with files.open_output_stream(temporary) as stream, self._writer(stream) as writer:
+            with explained(f"{self.output} cannot be written"), ExitStack() as stack:
+                stream = stack.enter_context(self._open(self.output))
+                writer = stack.enter_context(self._writer(stream))
+                faults = None
                 for table, wrong in parts:
                     rows = table.num_rows
-                    faults += [
-                        {"file": self.name, "row": row + fault.row, "error": fault.problem}
-                        for fault in wrong
-                    ]
                     if wrong:
+                        faults = faults or stack.enter_context(self._open(errors))
+                        for fault in wrong:
+                            line = {"file": self.name, "row": row + fault.row}
+                            line["error"] = fault.problem
+                            faults.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                         good = set(range(rows)) - {fault.row for fault in wrong}
                         table = table.take(pa.array(sorted(good), pa.int64()))
                     writer.write_table(table.select(writer.schema.names).cast(writer.schema))
                     row += rows
                     yield rows, len(wrong)
-            now = self.source.files.get_file_info(self.fragment.path)
-            if self._state(now) != self._state(self.info):
-                raise UserError(f"{self.name} changed while it was read; say the same again")
-            if faults:
-                self._write_faults(faults)
-            files.move(temporary, self.output)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
-            raise UserError(f"{self.output} cannot be written: {one_line(error)}") from None
+            self._check_state()
+            with explained(f"{self.output} cannot be written"):
+                for path in (errors, self.output) if faults else (self.output,):
+                    files.move(_unfinished(path), path)
         finally:
-            with suppress(OSError):
-                files.delete_file(temporary)
+            for path in (errors, self.output):
+                with suppress(Exception):  # the first error is the one to show
+                    files.delete_file(_unfinished(path))
+
+    def _check_state(self) -> None:
+        with explained(self.name):
+            now = self.source.files.get_file_info(self.fragment.path)
+        if self._state(now) != self._state(self.info):
+            raise UserError(f"{self.name} changed while it was read; start the same command again")
+
+    def _open(self, path: str) -> pa.NativeFile:
+        """The file that becomes `path` when it is complete."""
+        self.target.files.create_dir(posixpath.dirname(path), recursive=True)
+        return self.target.files.open_output_stream(_unfinished(path))
 
     def _writer(self, stream: pa.NativeFile) -> pq.ParquetWriter:
         """Of the kept columns and the answers."""
@@ -148,12 +155,10 @@ class Plan:
         metadata = {**(answered.metadata or {}), KEY: self.footer.encode()}
         return pq.ParquetWriter(stream, pa.schema(map(answered.field, names), metadata))
 
-    def _write_faults(self, faults: list[dict[str, object]]) -> None:
-        path = self.target.within(posixpath.join(ERRORS, f"{self.relative}.jsonl"))
-        self.target.files.create_dir(posixpath.dirname(path), recursive=True)
-        with self.target.files.open_output_stream(path) as stream:
-            for fault in faults:
-                stream.write(json.dumps(fault, ensure_ascii=False).encode() + b"\n")
+
+def _unfinished(path: str) -> str:
+    folder, name = posixpath.split(path)
+    return posixpath.join(folder, f".{name}.part")
 
 
 def expression_of(schema: pa.Schema, where: Mapping[str, str], name: str) -> pc.Expression | None:
