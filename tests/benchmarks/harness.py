@@ -43,6 +43,7 @@ BENCHMARKS = {
     "tasks": "a page of what finetune.py, stsb.py and trec_qa.py have measured; measures nothing",
     "recipes": "recipes of fine-tuning beside none",
     "paddles": "PaddlePaddle 3.3.1 beside 2.6.2: training, answering",
+    "network": "two ranks in network namespaces with a slow cable; needs root",
     "cost": "a model of 8 to 1,024 GPUs; measures nothing",
 }
 
