@@ -376,7 +376,7 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
             "keep the precision, or start anew with trainer.resume=none or another output_dir"
         )
     labels = list(run.task.labels)
-    old_labels = saved.state["labels"]
+    old_labels = saved.state.get("labels", labels)  # a checkpoint may be older than the key
     is_same_data = former["data.train"] == digests["data.train"]
     if old_labels != labels and (is_same_data or sorted(old_labels) == sorted(labels)):
         raise UserError(

@@ -103,7 +103,9 @@ def _as_resumed(job: schema.Config, labels: list[str]) -> list[str]:
     """Return the labels in the order of the resumed run, if it has the same labels."""
     checkpoints = Path(job.output_dir) / "checkpoints"
     state = checkpoint.state_to_resume(checkpoints, job.trainer.resume)
-    former = labels if state is None else state["labels"]
+    if state is None:
+        return labels
+    former = state.get("labels", sorted(labels))  # runs before this key sorted numbers as text
     return list(former) if sorted(former) == sorted(labels) else labels
 
 

@@ -316,6 +316,24 @@ def test_numbers_are_in_their_order_and_a_resumed_run_keeps_its_own(tiny, tmp_pa
         train("old", epochs=3, labels=[int(number) for number in ratings])
 
 
+def test_a_checkpoint_that_names_no_labels_had_them_sorted_as_text(tmp_path):
+    from fleetbert.training import texts
+
+    job = fleetbert.config.Config.model_validate(
+        {"data": {"train": "x"}, "model": {"vocab": "v"}, "output_dir": str(tmp_path)}
+    )
+    assert texts._as_resumed(job, ["2", "10"]) == ["2", "10"]
+    state = tmp_path / "checkpoints" / "step-00000004" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{}")
+    assert texts._as_resumed(job, ["2", "10"]) == ["10", "2"]
+    state.write_text('{"labels": ["3", "10"]}')  # of other texts: told where all is compared
+    assert texts._as_resumed(job, ["2", "10"]) == ["2", "10"]
+    anew = job.model_copy(update={"trainer": job.trainer.model_copy(update={"resume": "none"})})
+    state.write_text("{}")
+    assert texts._as_resumed(anew, ["2", "10"]) == ["2", "10"]
+
+
 def test_keys_are_dotted_nested_short_or_of_a_file(tiny, tiny_data, tmp_path):
     path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "run")
     run = fleetbert.train(

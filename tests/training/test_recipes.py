@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import tiny_job
 from halves import needs_bfloat16
 
+from fleetbert.core import files
 from fleetbert.core.errors import UserError
 
 ALL = {
@@ -37,6 +40,19 @@ MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
 def test_a_resumed_run_has_the_same_losses_bit_for_bit(trainer, tmp_path, more):
     every = {**ALL, **more}
     tiny_job.check_resume(lambda name, **more: trainer.job(tmp_path / name, {**every, **more}))
+
+
+def test_checkpoints_from_before_there_was_a_choice_are_gone_on_from(trainer, tmp_path):
+    trainer(tmp_path, {"trainer.max_steps": 2, "trainer.checkpoint_every": 2})
+    (state,) = (tmp_path / "checkpoints").glob("step-*/state.json")
+    kept = json.loads(state.read_text())
+    del kept["config"]["loss"], kept["config"]["optimizer"]["layer_decay"]
+    state.write_text(json.dumps(kept))
+    manifest = state.with_name("manifest.json")
+    listed = json.loads(manifest.read_text())
+    listed["files"]["state.json"] = {"size": state.stat().st_size, "sha256": files.sha256(state)}
+    manifest.write_text(json.dumps(listed))
+    assert trainer(tmp_path)["resumed_at"] == 2
 
 
 def test_computing_again_changes_no_loss(trainer, tmp_path):
