@@ -35,3 +35,10 @@ def test_the_page_has_the_tables_that_the_command_prints():
     page = DOC.read_text(encoding="utf-8")
     for table in cost.run(argparse.Namespace()).tables:
         assert measure.table(table, markdown=True) in page
+
+
+def test_gloo_on_a_ring():
+    """Two ranks send and copy all bytes once; a ring of n has 2 (n - 1) hops for each bucket."""
+    assert cost.gloo_seconds(1, cost.ETHERNET[0]) == 0
+    two = 90.9e6 / 1.25e9 + 90.9e6 / 1.08e9 + 2 * 3 * 50e-6
+    assert cost.gloo_seconds(2, cost.ETHERNET[0]) == pytest.approx(two)

@@ -1,11 +1,13 @@
-"""A model of what data parallel costs on 8 to 1,024 GPUs: the tables of docs/scaling.md.
+"""A model of what more machines cost: the tables of docs/scaling.md.
 
-Nothing here was measured. Times in seconds, sizes in bytes, rates per second.
+What was measured has the page that it is from; all else is assumed. Times in seconds, sizes in
+bytes, rates per second.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from typing import NamedTuple
 
 from benchmarks.harness import Result
@@ -67,6 +69,30 @@ RATE = 104e12
 TEXTS, LENGTH = 32, 128
 BACKWARD = 2 / 3  # of a step; the part of the all-reduce that it hides costs nothing
 
+# Ranks of one thread on CPUs, over gloo: docs/benchmarks/2026-11-22-scaling.md, a machine that was
+# not quite quiet. 32 texts a step take four micro-batches.
+CPU_GRADIENTS = 90.9e6
+CPU_STEP = 1.709  # without an all-reduce
+GLOO = 1.08e9  # what gloo copies and adds a second, with no network
+HOP = 50e-6  # assumed, between machines of one room; a ring has 2 (n - 1) for each bucket
+BUCKETS = 3
+ETHERNET = (Link("10 Gbit/s", 10e9 / 8), Link("100 Gbit/s", 100e9 / 8))
+RANKS = (1, 2, 4, 8, 16, 64, 256)
+
+# Parameter servers: docs/wide_deep.md, 20 million rows of 8 numbers on two servers.
+ROWS = 1e9
+ROW_BYTES, SERVER_BYTES = 163, 270e6
+SERVER_MEMORY = 0.7  # assumed: the part of a machine's memory that the table may fill
+MEMORIES = (32e9, 64e9, 128e9, 256e9)
+
+# Scoring: `fleetbert predict` of SST-2's training texts, MiniLM, int8-static, one thread: 40,000
+# texts in 20 Parquet files, start of the process included (docs/scaling.md).
+TEXTS_A_CORE = 40_000 / 45.1
+CORES = 16  # of a machine
+TOGETHER = 0.8  # assumed: what a core gives when all are busy, beside one alone
+CORE_HOUR = 0.05  # assumed, in dollars
+MACHINES = (1, 4, 16, 64)
+
 
 def ring_seconds(size: float, gpus: int, bytes_per_s: float) -> float:
     """A ring all-reduce sends 2 (n - 1) / n of the data over every link (Patarasuk & Yuan 2009)."""
@@ -84,6 +110,51 @@ def efficiency(step: float, sharing: float) -> tuple[float, float]:
     all-reduce hidden behind the backward pass as fits."""
     left = max(0.0, sharing - BACKWARD * step)
     return step / (step + sharing), step / (step + left)
+
+
+def gloo_seconds(ranks: int, network: Link) -> float:
+    """An all-reduce over gloo: copies, the wire and the hops after one another. Paddle's gloo
+    does it in the thread that computes, so the backward pass hides none of it."""
+    if ranks == 1:
+        return 0.0
+    wire = ring_seconds(CPU_GRADIENTS, ranks, network.bytes_per_s)
+    copies = ring_seconds(CPU_GRADIENTS, ranks, GLOO)
+    return wire + copies + 2 * (ranks - 1) * BUCKETS * HOP
+
+
+def ranks_table() -> list[list[str]]:
+    """The part of a rank's time that computes, with an all-reduce a step, and one in four."""
+    table = [["network", *(f"{ranks} ranks" for ranks in RANKS)]]
+    for network in ETHERNET:
+        for steps in (1, 4):
+            step = steps * CPU_STEP
+            parts = [step / (step + gloo_seconds(ranks, network)) for ranks in RANKS]
+            name = network.name if steps == 1 else f"{network.name}, accumulate_steps 4"
+            table.append([name, *(f"{part:.0%}" for part in parts)])
+    return table
+
+
+def servers_table() -> list[list[str]]:
+    """How many machines hold ROWS rows, and how long a restart reads them."""
+    table = [["memory of a machine", "servers", "rows on each", "full"]]
+    for memory in MEMORIES:
+        room = SERVER_MEMORY * memory - SERVER_BYTES
+        servers = max(2, math.ceil(ROWS * ROW_BYTES / room))
+        rows = ROWS / servers
+        full = (rows * ROW_BYTES + SERVER_BYTES) / memory
+        table.append([f"{memory / 1e9:.0f} GB", f"{servers}", f"{rows / 1e6:.0f} M", f"{full:.0%}"])
+    return table
+
+
+def scoring_table() -> list[list[str]]:
+    """Time and money of 10^9 texts."""
+    table = [["machines of 16 cores", "texts/s", "hours", "dollars an hour", "dollars"]]
+    for machines in MACHINES:
+        rate = machines * CORES * TOGETHER * TEXTS_A_CORE
+        hours, price = 1e9 / rate / 3600, machines * CORES * CORE_HOUR
+        row = [f"{rate:,.0f}", f"{hours:.1f}", f"{price:.2f}", f"{hours * price:.0f}"]
+        table.append([str(machines), *row])
+    return table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +179,11 @@ def run(_: argparse.Namespace) -> Result:
                     low, high = efficiency(step, sharing)
                     cells.append(f"{low:.0%} / {high:.0%}")
                 table.append([f"{shape.name} {level}", network.name, *cells])
-    return Result(
-        "A model of 8 to 1,024 GPUs", [sizes, table], [], {"sizes": sizes, "table": table}
-    )
+    tables = {
+        "sizes": sizes,
+        "gpus": table,
+        "ranks": ranks_table(),
+        "servers": servers_table(),
+        "scoring": scoring_table(),
+    }
+    return Result("A model of more machines", list(tables.values()), [], tables)

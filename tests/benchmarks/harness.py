@@ -44,7 +44,7 @@ BENCHMARKS = {
     "recipes": "recipes of fine-tuning beside none",
     "paddles": "PaddlePaddle 3.3.1 beside 2.6.2: training, answering",
     "network": "two ranks in network namespaces with a slow cable; needs root",
-    "cost": "a model of 8 to 1,024 GPUs; measures nothing",
+    "cost": "a model of more machines; measures nothing",
 }
 
 
