@@ -14,12 +14,13 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyarrow import fs
 
 from fleetbert import bundle as bundles
 from fleetbert.core.errors import UserError
 from fleetbert.core.progress import bar
-from fleetbert.scoring.places import Place, open_dataset
-from fleetbert.scoring.plan import Answered, Plan, expression_of
+from fleetbert.scoring.places import Place, explained, open_dataset
+from fleetbert.scoring.plan import Answered, Plan, expression_of, of_another_job, read_footer
 from fleetbert.scoring.scorer import WINDOW, Scorer
 
 
@@ -54,6 +55,7 @@ def score(
     job = _job(scorer, keep, where)
     mine = sorted(fragments, key=lambda fragment: fragment.path)[shard[0] :: shard[1]]
     plans = [Plan(fragment, scorer, source, target, base, keep, where, job) for fragment in mine]
+    _check_target(target, {plan.output for plan in plans}, job)
     waiting = [plan for plan in plans if not plan.is_done()]
     rows = faults = 0
     with bar(total=_rows(waiting), unit=" rows") as progress:
@@ -97,6 +99,19 @@ def _windows(plans: Sequence[Plan]) -> Iterator[list[pa.Table | None]]:
             window.append(pa.Table.from_batches(batches))
         window.append(None)
     yield window
+
+
+def _check_target(target: Place, outputs: set[str], job: str) -> None:
+    """UserError where the folder has another job's answers, as one file beside `outputs` shows."""
+    with explained(f"--output {target.name}"):
+        if target.files.get_file_info(target.path).type == fs.FileType.File:
+            raise UserError(f"--output {target.name} is a file; name a folder")
+        everything = fs.FileSelector(target.path, recursive=True, allow_not_found=True)
+        infos = target.files.get_file_info(everything)
+        others = {info.path for info in infos if info.path.endswith(".parquet")} - outputs
+        path = min(others, default=None)
+        if path is not None and read_footer(target.files, path).get("job") != job:
+            raise of_another_job(path)
 
 
 def _fragments(data: ds.Dataset, where: Mapping[str, str]) -> list[ds.Fragment]:

@@ -76,11 +76,7 @@ class Plan:
         with explained(f"--output {self.target.name}"):
             if files.get_file_info(self.output).type == fs.FileType.NotFound:
                 return False
-        try:
-            with files.open_input_file(self.output) as stream:
-                footer = json.loads((pq.read_schema(stream).metadata or {}).get(KEY, b"{}"))
-        except (pa.ArrowInvalid, ValueError):
-            footer = {}
+            footer = read_footer(files, self.output)
         mine = json.loads(self.footer)
         if footer == mine:
             return True
@@ -89,10 +85,7 @@ class Plan:
                 f"{self.name} has changed since {self.output} was written; remove that file, and "
                 "it is answered again"
             )
-        raise UserError(
-            f"{self.output} is not of this job, but of another model, other columns or another "
-            "folder; name another --output"
-        )
+        raise of_another_job(self.output)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows to answer, of the columns that are read."""
@@ -154,6 +147,21 @@ class Plan:
         names = [*self.kept, *answered.names[len(self.columns) :]]
         metadata = {**(answered.metadata or {}), KEY: self.footer.encode()}
         return pq.ParquetWriter(stream, pa.schema(map(answered.field, names), metadata))
+
+
+def read_footer(files: fs.FileSystem, path: str) -> dict[str, object]:
+    """What the footer of an output says of its job; {} where it says nothing."""
+    with files.open_input_file(path) as stream, suppress(ValueError, KeyError, TypeError):
+        footer: dict[str, object] = json.loads(pq.read_schema(stream).metadata[KEY])
+        return footer
+    return {}
+
+
+def of_another_job(path: str) -> UserError:
+    return UserError(
+        f"{path} is not of this job, but of another model, other columns or another folder; name "
+        "another --output"
+    )
 
 
 def _unfinished(path: str) -> str:

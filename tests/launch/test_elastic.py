@@ -1,4 +1,4 @@
-"""--nnodes 1:2 with an etcd server: a node leaves and returns."""
+"""--nnodes 1:2 with an etcd server: a node is killed, or its network is lost, and another comes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny_job
+from namespaces import Host, two_hosts
 from processes import kill, rank, said, start, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -30,17 +31,29 @@ runpy.run_module("paddle.distributed.launch", run_name="__main__")
 ENVIRON = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
 
 
+@pytest.fixture(params=["killed", pytest.param("unplugged", marks=pytest.mark.endurance)])
+def hosts(request, tmp_path):
+    """Of the two nodes: this machine, or two network namespaces."""
+    if request.param == "killed":
+        yield [Host("127.0.0.1", "lo", ())] * 2
+        return
+    with two_hosts(tmp_path) as made:
+        if not made:
+            pytest.skip("needs root, for network namespaces")
+        yield made
+
+
 @pytest.fixture
-def etcd(tmp_path):
-    """The address of an etcd server."""
+def etcd(tmp_path, hosts):
+    """The address of an etcd server on the first host."""
     ports = []
     for _ in range(2):
         with socket.create_server(("127.0.0.1", 0)) as server:
             ports.append(server.getsockname()[1])
-    client, peer = (f"http://127.0.0.1:{port}" for port in ports)
+    client, peer = (f"http://{hosts[0].address}:{port}" for port in ports)
     addresses = ["--listen-client-urls", client, "--advertise-client-urls", client]
     addresses += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-    command = [ETCD, "--data-dir", tmp_path / "etcd", *addresses]
+    command = [*hosts[0].prefix, ETCD, "--data-dir", tmp_path / "etcd", *addresses]
     command += ["--initial-cluster", f"default={peer}"]
     with (tmp_path / "etcd.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
@@ -57,31 +70,48 @@ def ranks(node) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ETCD.exists(), reason="no .venv-clients here: run `make venv-clients`")
-def test_a_node_leaves_and_returns(tmp_path, write, here, etcd):
+def test_a_node_leaves_and_returns(tmp_path, write, here, hosts, etcd):
     """The job goes on from its checkpoint with the ranks that are there, with the same losses."""
     config, output = write(JOB)
     elastic = ["--master", etcd, "--nnodes", "1:2", "--nproc_per_node", "1"]
     elastic += ["--elastic_level", "1", "--elastic_timeout", "12", "--job_id", "films"]
 
-    def node(name: str):
+    def node(name: str, host: Host):
         (tmp_path / name).mkdir()
-        return start(tmp_path / name, config, launcher=elastic, program=LAUNCHER, environ=ENVIRON)
+        return start(
+            tmp_path / name,
+            config,
+            launcher=[*elastic, "--host", host.address] if host.prefix else elastic,
+            prefix=host.prefix,
+            program=LAUNCHER,
+            environ={**ENVIRON, "GLOO_SOCKET_IFNAME": host.interface},
+        )
+
+    def plug(state: str) -> None:
+        words = ["ip", "link", "set", hosts[1].interface, state]
+        subprocess.run([*hosts[1].prefix, *words], check=True)
 
     def last() -> int:
         known = (output / "metrics.jsonl").exists()
         return max(tiny_job.losses(output), default=0) if known else 0
 
-    stays, leaves = node("stays"), node("leaves")
+    stays, leaves = node("stays", hosts[0]), node("leaves", hosts[1])
     returns = None
     try:
         wait_for(lambda: ranks(leaves) == ranks(stays) == 2, stays)
         started = last()
         wait_for(lambda: last() > started + 20, stays)
-        kill(leaves)
+        if hosts[1].prefix:
+            plug("down")
+        else:
+            kill(leaves)
         wait_for(lambda: ranks(stays) == 1, stays)
         alone = last()
         wait_for(lambda: last() > alone + 20, stays)
-        returns = node("returns")
+        if hosts[1].prefix:
+            kill(leaves)
+            plug("up")
+        returns = node("returns", hosts[1])
         wait_for(lambda: ranks(returns) == ranks(stays) == 2, stays)
         together = last()
         wait_for(lambda: last() > together + 20, stays)

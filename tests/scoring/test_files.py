@@ -215,6 +215,7 @@ def test_a_file_without_rows_has_an_answer_without_rows(predict, texts, tmp_path
         ("", ("--shard", "2/2"), "--shard 2/2: say I/N, such as 0/4, I from 0 to N-1"),
         ("", ("--text-column", "no"), "no column 'no' holds the texts; name it by"),
         ("", ("--abstain", "0.5"), "--abstain is not for tables; leave it out"),
+        ("", ("--output", __file__), "test_files.py is a file; name a folder"),
         ("", ("--output", "-"), "is a table: name a folder as --output"),
     ],
 )
@@ -254,6 +255,11 @@ def test_the_output_of_another_job_is_left_alone(predict, texts, tmp_path):
     assert path.read_bytes() == before
     path.write_text("no Parquet")
     assert "is not of this job" in predict()[1]
+    for other in (texts / "lang=en").iterdir():  # names that the folder has not
+        other.rename(other.with_name("c.parquet"))
+    err = predict("--keep", "id", source=texts / "lang=en")[1]
+    assert f"{tmp_path}/out/lang=de/a.parquet is not of this job" in err
+    assert not list((tmp_path / "out").rglob("c.parquet"))
 
 
 def test_a_file_that_grows_while_it_is_read_is_not_taken(tiny_bundle, texts, tmp_path, monkeypatch):
