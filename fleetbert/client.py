@@ -354,10 +354,11 @@ def _answers(tensors: dict[str, Any], labels: Labels) -> list[Any]:
         answers = ([Span(**span) for span in json.loads(spans)] for spans in tensors["spans"])
         return list(map(SpansAnswer, answers, layers))
     if "answer" in tensors:
-        found = map(json.loads, tensors["answer"])
+        parsed = [json.loads(answer) for answer in tensors["answer"]]
+        others = [[Candidate(**other) for other in answer.pop("n_best")] for answer in parsed]
         return [
-            ContextAnswer(**row, n_best=[Candidate(**other) for other in n_best], exit_layer=layer)
-            for row, n_best, layer in ((row, row.pop("n_best"), n) for row, n in zip(found, layers))
+            ContextAnswer(**answer, n_best=n_best, exit_layer=layer)
+            for answer, n_best, layer in zip(parsed, others, layers)
         ]
     if "embedding" in tensors:
         rows = (row.tolist() for row in _rows(tensors["embedding"], len(layers)))

@@ -228,8 +228,8 @@ def start(
     server = stack.enter_context(serve(folder, bundle, arguments.variant, threads))
     url = f"http://{server.addresses['http']}/v2/models/{MODEL}"
     variant = str(requests.get(url, timeout=60).json()["parameters"]["variant"])
-    asked = [example.text_a for example in texts.examples]
-    clients = stack.enter_context(start_clients(asked, folder))
+    sent = [example.text_a for example in texts.examples]
+    clients = stack.enter_context(start_clients(sent, folder))
     offline = stack.enter_context(infer.open_engine(bundle, variant, texts, threads))
     servers = {OURS: server, **(others or {})}
     return Bench(servers, clients, arguments.sizes, offline, texts), variant

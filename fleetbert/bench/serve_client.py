@@ -183,14 +183,14 @@ def _classify_request(texts: Sequence[str], address: str) -> bytes:
 
 def _classify(body: bytes) -> np.ndarray:
     """Of each text the scores in the order of the labels."""
-    rows = [sorted(row, key=lambda one: one["label"]) for row in orjson.loads(body)["data"]]
-    return np.array([[one["score"] for one in row] for row in rows], np.float32)
+    rows = [sorted(row, key=lambda entry: entry["label"]) for row in orjson.loads(body)["data"]]
+    return np.array([[entry["score"] for entry in row] for row in rows], np.float32)
 
 
 def _embeddings_request(texts: Sequence[str], address: str) -> bytes:
     """As the `openai` client sends it."""
-    asked = {"model": MODEL, "input": texts, "encoding_format": "base64"}
-    return post("/v1/embeddings", address, orjson.dumps(asked))
+    request = {"model": MODEL, "input": texts, "encoding_format": "base64"}
+    return post("/v1/embeddings", address, orjson.dumps(request))
 
 
 def _embeddings(body: bytes) -> np.ndarray:

@@ -29,9 +29,10 @@ def encode(
     room = max_length - around - len(template.after)
     if room < 2:
         raise UserError(f"max_length is {max_length}; a question and its context need more tokens")
-    asked = tokenizer.encode_whole(questions, None, WHOLE)
-    assert asked.divided is not None
-    firsts = [row[slice(*ends)].tolist() for row, ends in zip(asked.ids, asked.divided.tolist())]
+    encoded = tokenizer.encode_whole(questions, None, WHOLE)
+    assert encoded.divided is not None
+    parts = [slice(*ends) for ends in encoded.divided.tolist()]
+    firsts = [row[part].tolist() for row, part in zip(encoded.ids, parts)]
     kept = [template.cut(first, room // 2) for first in firsts]
     texts = [numbers[context] for context in contexts]
     encodings = assemble(kept, [ids[text] for text in texts], template, WHOLE)

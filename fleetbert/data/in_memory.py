@@ -100,10 +100,10 @@ def as_file(
 
 def _is_question(row: Row, names: Mapping[str, Sequence[str]]) -> bool:
     """Whether a row has a question and a context, and no text."""
-    asked = [FIELDS["answers"][field] for field in ("text_a", "text_b")]
+    fields = [FIELDS["answers"][field] for field in ("text_a", "text_b")]
     return (
         isinstance(row, Mapping)
-        and all(name in row for name in asked)
+        and all(name in row for name in fields)
         and not any(name in row for name in names["text_a"])
     )
 

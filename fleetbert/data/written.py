@@ -141,13 +141,13 @@ def answers(label: object, text: str = "", column: str = "answers") -> str:
             raise LineError(f"{column!r} has to have as many 'text' as 'answer_start'")
         label = [{"text": t, "answer_start": s} for t, s in zip(texts, starts)]
     given = label if isinstance(label, list) else [label]
-    found = [_answer(number, answer, text, column) for number, answer in enumerate(given)]
-    if found and all(start < 0 for start, _ in found):
+    answers = [_answer(number, answer, text, column) for number, answer in enumerate(given)]
+    if answers and all(start < 0 for start, _ in answers):
         raise LineError(
             f"{column!r}: none stands in the context; correct them, or write [] for a question "
             "that the context does not answer"
         )
-    return json.dumps([text, found], ensure_ascii=False)
+    return json.dumps([text, answers], ensure_ascii=False)
 
 
 def _answer(number: int, given: object, text: str, column: str) -> tuple[int, str]:

@@ -144,8 +144,9 @@ def _write_predictions(path: Path, model: answer.Model, folded: Folded) -> None:
     answers = model.task.answer.to_answers(model.answered_labels, folded.outputs, None)
     with files.writing(path), files.replacing(path) as stream:
         rows = zip(folded.table.examples, folded.folds.tolist(), answers)
-        for example, fold, told in rows:
-            row = {"line": example.line, "fold": fold + 1, "given": example.label, **told.as_json()}
+        for example, fold, reply in rows:
+            of_row = {"line": example.line, "fold": fold + 1, "given": example.label}
+            row = {**of_row, **reply.as_json()}
             stream.write(strict_json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 

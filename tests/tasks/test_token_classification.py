@@ -141,7 +141,7 @@ def test_which_tokens_learn_the_tag_of_their_word(pieces, places, tags):
     collector = Collector(split, job, None)
     actual = collector.targets(0)
     assert (actual[0].tolist(), actual[1].tolist()) == (places, tags)
-    assert collector.asked(0) == len(places)
+    assert collector.asked_tokens(0) == len(places)
 
 
 def test_an_answer_names_characters_kind_and_text():

@@ -21,12 +21,12 @@ CONTENTS = {
 Message = Any  # grpc has no types; one of `pb`, by the method
 
 
-def _version(asked: Message) -> tuple[str, str | None]:
-    return asked.name, asked.version or None
+def _version(request: Message) -> tuple[str, str | None]:
+    return request.name, request.version or None
 
 
-def _metadata(core: Core, asked: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-    about = metadata.model_metadata(core, *_version(asked))
+def _metadata(core: Core, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+    about = metadata.model_metadata(core, *_version(request))
     return pb.ModelMetadataResponse(  # it has no place for parameters
         name=about["name"],
         versions=about["versions"],
@@ -41,18 +41,18 @@ DESCRIPTIONS: Mapping[str, Callable[[Core, Message], Message]] = {
     "ServerLive": lambda core, _: pb.ServerLiveResponse(live=core.live()),
     "ServerReady": lambda core, _: pb.ServerReadyResponse(ready=core.ready()),
     "ServerMetadata": lambda *_: pb.ServerMetadataResponse(**metadata.server_metadata()),
-    "ModelReady": lambda core, asked: pb.ModelReadyResponse(
-        ready=metadata.is_ready(core, *_version(asked))
+    "ModelReady": lambda core, request: pb.ModelReadyResponse(
+        ready=metadata.is_ready(core, *_version(request))
     ),
     "ModelMetadata": _metadata,
-    "ModelConfig": lambda core, asked: pb.ModelConfigResponse(
-        config=metadata.model_config(core, *_version(asked))
+    "ModelConfig": lambda core, request: pb.ModelConfigResponse(
+        config=metadata.model_config(core, *_version(request))
     ),
-    "ModelStatistics": lambda core, asked: pb.ModelStatisticsResponse(
-        **metadata.statistics(core, asked.name or None, asked.version or None)
+    "ModelStatistics": lambda core, request: pb.ModelStatisticsResponse(
+        **metadata.statistics(core, request.name or None, request.version or None)
     ),
-    "RepositoryIndex": lambda core, asked: pb.RepositoryIndexResponse(
-        models=metadata.index(core, asked.ready)
+    "RepositoryIndex": lambda core, request: pb.RepositoryIndexResponse(
+        models=metadata.index(core, request.ready)
     ),
 }
 

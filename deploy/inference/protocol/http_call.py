@@ -77,12 +77,12 @@ class InferenceCall:
         with observe.Observed("http", "200", _code_of, self._observers, request_id) as seen:
             body = await http_body.read(headers, receive, limit, share)
             seen.arrived()
-            asked = self._ask(scope, body)
+            call = self._ask(scope, body)
             del body
-            target = (asked.model, asked.version)
-            answering = infer(self._core, self._safety, *target, asked.read, seen, share)
+            target = (call.model, call.version)
+            answering = infer(self._core, self._safety, *target, call.read, seen, share)
             response = await http_body.unless_gone(answering, scope)
-            content, reply_headers = asked.write(response)
+            content, reply_headers = call.write(response)
             seen.response = response
         reply_headers = [*reply_headers, (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": reply_headers})

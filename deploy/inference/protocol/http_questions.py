@@ -60,8 +60,8 @@ def read(message: http_json.Json, core: Core) -> Asked:
             candidates = [answer, *(other for other in candidates if other != answer)]
         elif not may_lack:
             candidates = [candidate for candidate in candidates if candidate["text"] is not None]
-        found = [_as_theirs(candidate) for candidate in candidates[:most]]
-        return http_call.as_json(found[0] if most == 1 else found, unknown)
+        answers = [_as_theirs(candidate) for candidate in candidates[:most]]
+        return http_call.as_json(answers[0] if most == 1 else answers, unknown)
 
     return Asked(model, version, lambda: raw, write)
 

@@ -123,17 +123,17 @@ class Loader:
         return tokenizer
 
     async def _choose(
-        self, bundle: bundles.Bundle, wish: str, plan: Plan, gently: bool
+        self, bundle: bundles.Bundle, wanted: str, plan: Plan, gently: bool
     ) -> tuple[str, dict[str, float]]:
         """The variant that is to answer, and what was measured to find it."""
-        if wish not in variants.LOADS:
-            return variants.named(bundle, wish), {}
+        if wanted not in variants.LOADS:
+            return variants.named(bundle, wanted), {}
         names = variants.candidates(bundle, plan.device)
         if len(names) == 1:
             return names[0], {}
-        key = (wish, *(file.sha256 for name in names for file in bundle.variant(name).files))
+        key = (wanted, *(file.sha256 for name in names for file in bundle.variant(name).files))
         if key not in self._measured:
-            rates = await variants.measure(plan, names, variants.LOADS[wish], gently)
+            rates = await variants.measure(plan, names, variants.LOADS[wanted], gently)
             self._measured[key] = {
                 name: rate * variants.times_faster(bundle.variant(name))
                 for name, rate in rates.items()
@@ -142,7 +142,7 @@ class Loader:
         chosen = max(measured, key=lambda name: measured[name])
         words = "model %s: variant: %s chose %s of %s (texts/s)"
         rounded = {name: round(rate) for name, rate in measured.items()}
-        log.info(words, plan.model, wish, chosen, rounded)
+        log.info(words, plan.model, wanted, chosen, rounded)
         return chosen, measured
 
 

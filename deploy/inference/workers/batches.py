@@ -76,10 +76,10 @@ class Worker:
         """Fork a worker, on the processors `processors`, that has opened what this one has: they
         share that memory until one of them writes there."""
         assert self.forking is not None
-        own, parent = (self.channel, self.forking), os.getppid()
+        sockets, parent = (self.channel, self.forking), os.getppid()
         gc.freeze()  # see `fork_server.main`
         processors = head["processors"]
-        return {"pid": fork_worker(self.forking, own, parent, processors, self.opened)}
+        return {"pid": fork_worker(self.forking, sockets, parent, processors, self.opened)}
 
     def measure(self, head: Head) -> Head:
         """Texts a second of each variant through all layers, in batches of one shape, run in turns,

@@ -160,18 +160,18 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def fork_worker(
-    asked: socket.socket,
-    own: Sequence[socket.socket],
+    channel: socket.socket,
+    sockets: Sequence[socket.socket],
     parent: int,
     processors: Sequence[int],
     opened: Mapping[str, Opened] | None = None,
 ) -> int:
-    """The process id of a worker that becomes the child of `parent`; its ends come over `asked`.
+    """The process id of a worker that becomes the child of `parent`; its ends come over `channel`.
 
-    own: sockets of this process, which the worker closes. opened: variants that this process has
+    sockets: of this process, which the worker closes. opened: variants that this process has
     opened. OSError where there can be no further process.
     """
-    theirs, output, forking = descriptors = recvfds(asked, 3)
+    theirs, output, forking = descriptors = recvfds(channel, 3)
     source, target = os.pipe()
     try:
         between = os.fork()
@@ -181,7 +181,7 @@ def fork_worker(
                 if pid:
                     os.write(target, PID.pack(pid))
                 else:
-                    for each in own:
+                    for each in sockets:
                         each.close()
                     _become_worker(theirs, output, forking, parent, processors, opened)
             except BaseException:

@@ -274,8 +274,8 @@ class Pool:
         it is free again otherwise."""
         ids = [text.ids for text in texts]
         first_lengths = [text.first_length for text in texts]
-        asked = any(text.speed is not None for text in texts)
-        speeds = [text.speed for text in texts] if asked else None
+        has_speeds = any(text.speed is not None for text in texts)
+        speeds = [text.speed for text in texts] if has_speeds else None
         try:
             timeout = max(self.plan.hang_seconds, SLOWEST * expected)
             answers = await self._run(worker, ids, first_lengths, speeds, timeout)

@@ -40,8 +40,8 @@ def main(
     from fleetbert.deploy.inference.workers import batches
 
     with contextlib.suppress(ConnectionError):
-        asked = None if forking is None else socket.socket(fileno=forking)
-        batches.serve(batches.Worker(socket.socket(fileno=descriptor), asked, opened))
+        channel = None if forking is None else socket.socket(fileno=forking)
+        batches.serve(batches.Worker(socket.socket(fileno=descriptor), channel, opened))
     os._exit(0)  # without Paddle's teardown
 
 

@@ -120,9 +120,9 @@ def read_by(kind: str, hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
 def own_tokens(real: np.ndarray) -> np.ndarray:
     """Of tokens that are real (bool [texts, length]) those between the special ones at both ends,
     which `engines.exits.of_tokens` asks."""
-    own = real.copy()
-    own[:, 0] = own[np.arange(len(real)), real.sum(1) - 1] = False
-    return own
+    inner = real.copy()
+    inner[:, 0] = inner[np.arange(len(real)), real.sum(1) - 1] = False
+    return inner
 
 
 def part_of(numbers: np.ndarray, rank: int, ranks: int) -> tuple[np.ndarray, float]:

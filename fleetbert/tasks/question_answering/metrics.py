@@ -78,7 +78,8 @@ class AnswerMetrics(Evaluator):
         """Of each question's answer, or that it has none."""
         has = [output.has_answer(labels, self.threshold) for output in outputs]
         chances = [
-            output.chances(bool(labels))[0 if one else -1] for output, one in zip(outputs, has)
+            output.chances(bool(labels))[0 if answered else -1]
+            for output, answered in zip(outputs, has)
         ]
         right = [_score(*row)[1] for row in zip(truth, outputs, has)]
         return np.array(chances, np.float64), np.array(right, bool)

@@ -31,7 +31,7 @@ class Collector(Labelled):
             read = places >= 0
             labels.reshape(-1)[places[read]] = tags[read]
             weights.reshape(-1)[places[read]] = of_text
-        total = max(1, sum(self.asked(int(text)) * self.read_shares[text] for text in step))
+        total = max(1, sum(self.asked_tokens(int(text)) * self.read_shares[text] for text in step))
         return {
             "inputs": network_inputs(batch),
             "labels": labels,
@@ -43,7 +43,7 @@ class Collector(Labelled):
             "n_tokens": batch.n_tokens,
         }
 
-    def asked(self, text: int) -> int:
+    def asked_tokens(self, text: int) -> int:
         """How many tokens something is asked of."""
         words = self.words[text]
         if self.job.task.pieces == "first" or not len(words):

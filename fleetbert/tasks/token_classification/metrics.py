@@ -33,8 +33,8 @@ class SpanMetrics(Evaluator):
 
     def at_temperature(self, outputs: np.ndarray, temperature: float) -> np.ndarray:
         divided = np.empty(len(outputs), object)
-        for number, one in enumerate(outputs):
-            divided[number] = one._replace(logits=one.logits / np.float32(temperature))
+        for number, output in enumerate(outputs):
+            divided[number] = output._replace(logits=output.logits / np.float32(temperature))
         return divided
 
     def confidence(
@@ -72,8 +72,8 @@ class SpanMetrics(Evaluator):
 
 def _words(truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of all words what `tags_of` asks, int64 [words], and their logits [words, labels]."""
-    asked = [tags_of(output.words, spans) for output, spans in zip(outputs, truth)]
-    tags = np.concatenate([*asked, np.zeros(0, np.int64)])
+    by_text = [tags_of(output.words, spans) for output, spans in zip(outputs, truth)]
+    tags = np.concatenate([*by_text, np.zeros(0, np.int64)])
     logits = [output.logits for output in outputs]
     return tags, np.concatenate(logits) if len(tags) else np.zeros((0, 1), np.float32)
 

@@ -172,10 +172,10 @@ class Single:
         """Return whether the flag of any rank is set; cheap enough for every step."""
         return flag
 
-    def any_asked_to_stop(self, asked: bool) -> bool:
+    def any_asked_to_stop(self, is_asked: bool) -> bool:
         """Return whether any rank is asked to stop; called by all before each batch of an
         evaluation, so that none waits long for another."""
-        return self.any(asked)
+        return self.any(is_asked)
 
     def on_first(self, work: Callable[[], None]) -> None:
         """Run `work` on the first rank while the others wait, however long it takes.

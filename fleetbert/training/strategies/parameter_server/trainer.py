@@ -262,8 +262,8 @@ class ParameterServer(Single):
     def any(self, flag: bool) -> bool:
         return self.rendezvous.stops(flag)
 
-    def any_asked_to_stop(self, asked: bool) -> bool:
-        return self.rendezvous.is_stopping(asked)
+    def any_asked_to_stop(self, is_asked: bool) -> bool:
+        return self.rendezvous.is_stopping(is_asked)
 
     def first_failed(self, failed: bool) -> bool:
         return self.rendezvous.gather(failed)[0]
