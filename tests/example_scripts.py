@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Mapping
 
+import fresh
+
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
-DEADLINE = 600
 TWO_RANKS = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # sums have one order in any ranks
 
@@ -17,14 +15,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # sums have one order in any ranks
 def run(folder: Path, name: str, *words: object, environment: Mapping[str, str] = {}) -> str:
     """What the script prints; `name` may be an option of Python's."""
     script = name if name.startswith("-") else str(EXAMPLES / name)
-    done = subprocess.run(
-        [sys.executable, script, *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=DEADLINE,
-        env={**os.environ, **environment, "PYTHONIOENCODING": "utf-8"},
-    )
+    done = fresh.run(script, *words, cwd=folder, PYTHONIOENCODING="utf-8", **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -51,16 +51,9 @@ def installed(tmp_path_factory) -> Path:
 
 def python(installed: Path, *words: str) -> str:
     """stdout of Python with the installation, elsewhere than in the checkout."""
-    environ = {**os.environ, "PYTHONPATH": str(installed)}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=installed.parent,
-        env=environ,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=480,
-    ).stdout
+    done = fresh.run(*words, cwd=installed.parent, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def listed(package: Path) -> set[Path]:
@@ -104,15 +97,7 @@ def test_a_source_distribution_has_no_tests(installed, tmp_path):
 
 def test_an_editable_installation_finds_deploy_in_the_checkout(tmp_path):
     code = "import fleetbert.deploy.inference as room; print(room.__file__)"
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environ,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    done = fresh.python(code, cwd=tmp_path, PYTHONPATH=None)
     assert Path(done.stdout.strip()) == ROOT / "deploy" / "inference" / "__init__.py"
 
 

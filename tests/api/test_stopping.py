@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import tiny_job
 
@@ -44,9 +43,7 @@ def test_a_signal_saves_the_run_and_the_sentence_resumes_it(
 ):
     program = PROGRAM.replace("SHAPE", repr(tiny_job.SHAPE))
     words = [tiny_data / "vocab.txt", tiny_data / "train.tsv", str(int(number))]
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path
-    )
+    ended = fresh.python(program, *words, cwd=tmp_path)
     assert ended.returncode == code, ended.stderr
     output, resumed = ended.stdout.splitlines()
     step = re.fullmatch(

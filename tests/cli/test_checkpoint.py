@@ -5,10 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import paddle
 import pytest
 import tiny_job
@@ -79,7 +78,7 @@ class TestList:
             f"try:\n    cli.main(['checkpoint', 'verify', {str(output)!r}])\n"
             "except SystemExit: print('paddle' in sys.modules)"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = fresh.python(code)
         assert done.stdout.endswith("step-00000050: whole\nFalse\n"), done.stderr
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import fresh
 import pytest
 from tiny_bert import LABELS
 
@@ -59,7 +60,7 @@ def test_help_teaches_and_imports_nothing_heavy():
         "except SystemExit:\n"
         "    print([name for name in ('paddle', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = fresh.python(code)
     assert done.stdout.endswith("[]\n")
     for name in ("evaluate", "predict", "export"):
         assert name in done.stdout
@@ -244,18 +245,13 @@ def test_a_bundle_below_a_name_that_the_locale_has_no_letters_for_is_opened(tiny
     job = tmp_path / "job.yaml"
     job.write_text("gate:\n  data: [möchte字.tsv]\n", encoding="utf-8")
     for words in (
-        ["quantize", b"bundle=" + os.fsencode(path)],
-        ["serve", b"bundle=" + os.fsencode(path)],
+        ["quantize", f"bundle={path}"],
+        ["serve", f"bundle={path}"],
         ["quantize", "--config", str(job)],
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            capture_output=True,
-            env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"},
-            timeout=300,
-        )
+        done = fresh.python(code, *words, LC_ALL="C", PYTHONUTF8="0")
         assert done.returncode == 2
-        assert b"has letters that this locale lacks; set LC_ALL=C.UTF-8" in done.stderr, done.stderr
+        assert "has letters that this locale lacks; set LC_ALL=C.UTF-8" in done.stderr, done.stderr
 
 
 def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table):

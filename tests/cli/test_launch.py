@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import commands
-import launched
+import fresh
 import pytest
 
 from fleetbert.core import limits
@@ -17,14 +14,7 @@ ONE = ("--servers", "1", "--trainers", "1")
 
 
 def run(folder, *words, **environ):
-    return subprocess.run(
-        [sys.executable, "-m", "fleetbert.cli", "launch", *words],
-        cwd=folder,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=launched.DEADLINE,
-    )
+    return fresh.run("-m", "fleetbert.cli", "launch", *words, cwd=folder, **environ)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import functools
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import fresh
 import numpy as np
 import processes
 import pytest
@@ -147,11 +146,9 @@ def test_what_the_gate_stops_leaves_a_report_alone(bundle, tiny_data, changes, m
 
 def test_the_command_exits_with_3_at_the_gate_and_adds_what_passes_it(bundle, tiny_data):
     def run(drop):
-        return subprocess.run(
-            [sys.executable, SCRIPT, "--config", RECIPES / "dynamic.yaml", f"bundle={bundle}",
-             f"gate.data={tiny_data / 'dev.tsv'}", f"gate.max_accuracy_drop={drop}"],
-            capture_output=True, text=True, timeout=processes.DEADLINE,
-        )  # fmt: skip
+        words = [f"bundle={bundle}", f"gate.data={tiny_data / 'dev.tsv'}"]
+        words.append(f"gate.max_accuracy_drop={drop}")
+        return fresh.run(SCRIPT, "--config", RECIPES / "dynamic.yaml", *words)
 
     failed = run(-0.5)
     assert failed.returncode == GateFailed.code == 3, failed.stderr

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 
+import fresh
 import pytest
 
 from fleetbert.core.errors import UserError
@@ -109,10 +107,9 @@ def test_same_in_another_process_and_read_from_the_cache(package, tmp_path):
     def run(seed, cache):
         environ = {"PYTHONHASHSEED": seed, "XDG_CACHE_HOME": str(cache)}
         environ["PYTHONPATH"] = str(package.parent)
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True, check=True,
-        ).stdout  # fmt: skip
+        done = fresh.python(code, **environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     one = run("1", tmp_path / "one")
     assert run("2", tmp_path / "two") == one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import fresh
 import pytest
 
 START = """
@@ -23,9 +24,7 @@ if __name__ == "__main__":
 
 def run(folder, script: str) -> subprocess.CompletedProcess:
     (folder / "start.py").write_text(script)
-    return subprocess.run(
-        [sys.executable, "start.py"], cwd=folder, capture_output=True, text=True, timeout=60
-    )
+    return fresh.run("start.py", cwd=folder)
 
 
 def test_a_script_that_would_run_again_is_refused(tmp_path):

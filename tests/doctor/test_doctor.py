@@ -6,12 +6,12 @@ import importlib.metadata
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import fake_card
+import fresh
 import paddle
 import pytest
 
@@ -21,15 +21,10 @@ from fleetbert.compat import cards, processor, versions
 from fleetbert.doctor import card, machine, smoke, trial
 from fleetbert.doctor.findings import Finding
 
-COMMAND = [sys.executable, "-m", "fleetbert.cli", "doctor", "--json"]
-
 
 def doctor(*words: str, **changes: str) -> tuple[int, dict[str, Finding]]:
     """Exit code and findings of the command, with other environment variables."""
-    done = subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, timeout=900,
-        env={**os.environ, **changes},
-    )  # fmt: skip
+    done = fresh.run("-m", "fleetbert.cli", "doctor", "--json", *words, **changes)
     assert done.stdout, done.stderr
     findings = [Finding(**found) for found in json.loads(done.stdout)]
     return done.returncode, {finding.check: finding for finding in findings}

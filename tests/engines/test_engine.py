@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import fresh
 import numpy as np
 import paddle
 import passes
@@ -131,7 +132,7 @@ def test_answering_imports_no_training(tiny_bundle):
         "          'sklearn', 'onnxruntime', 'visualdl', 'transformers', 'datasets')\n"
         "print([name for name in banned if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=480)
+    done = fresh.python(code)
     assert done.stdout == "[]\n", done.stderr
     assert "OMP_NUM_THREADS" not in done.stderr
 

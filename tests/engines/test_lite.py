@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import numpy as np
 import pytest
 import same_answers
@@ -97,13 +97,7 @@ def test_the_command_answers_without_importing_paddle(lite_bundle):
         "finally:\n    print([name for name in ('paddle', 'paddlenlp') if name in sys.modules])"
     )
     words = ["predict", "--bundle", lite_bundle, "--variant", "lite-x86-float32", "--input", "-"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        input="\n".join(TEXTS) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=480,
-    )
+    done = fresh.python(code, *words, stdin="\n".join(TEXTS) + "\n")
     assert done.returncode == 0, done.stderr
     *lines, imported = done.stdout.splitlines()
     assert imported == "[]"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
+import fresh
 import pytest
 from processes import SCRIPT
 
@@ -80,13 +77,8 @@ def test_training_ends_with_one_sentence(tmp_path, script):
         "data: {train: train.tsv}\nmodel: {init: random, vocab: vocab.txt}\n"
         + ("distill: {teacher: model}\n" if script == "distill.py" else "")
     )
-    done = subprocess.run(
-        [sys.executable, SCRIPT.with_name(script), "--config", config],
-        cwd=tmp_path,
-        env={**os.environ, **paddles("1", "4")},
-        capture_output=True,
-        text=True,
-    )
+    words = (SCRIPT.with_name(script), "--config", config)
+    done = fresh.run(*words, cwd=tmp_path, **paddles("1", "4"))
     assert done.returncode == 2, done.stderr
     assert "error: PADDLE_TRAINER_ID=1, PADDLE_TRAINERS_NUM=4: PADDLE_TRAINER_ENDP" in done.stderr
     assert "Traceback" not in done.stderr

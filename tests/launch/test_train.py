@@ -8,9 +8,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
+import fresh
 import pytest
 import tiny_job
 from processes import DEADLINE, SCRIPT, ended, kill, said, wait_for_loss
@@ -35,7 +35,7 @@ def test_help_comes_before_paddle():
         f"try:\n    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
         "except SystemExit: print('paddle' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = fresh.python(code)
     assert done.stdout.endswith("False\n")
     assert "paddle.distributed.launch --nproc_per_node 2" in done.stdout
     assert "key=value" in done.stdout

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 import tiny_job
 
@@ -47,9 +46,7 @@ def is_finished(keys, **changes):
 
 def test_a_finished_job_loads_no_paddle(keys):
     words = [f"{name}={value}" for name, value in keys.items()]
-    ran = subprocess.run(
-        [sys.executable, "-c", CODE, "train", *words], capture_output=True, text=True, check=False
-    )
+    ran = fresh.python(CODE, "train", *words)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["False"]
     assert "nothing is left to train: step 2 is done" in ran.stderr
