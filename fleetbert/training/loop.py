@@ -357,7 +357,7 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
     before = schema.flat(saved.state["config"], kind)
     # What a path names counts, not the path.
     digests = {**run.task.origins, "data.train": run.task.fingerprint}
-    former = {**saved.state["origins"], "data.train": saved.state["data"]}
+    former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
     free = {path for path, digest in former.items() if digests.get(path) == digest}
     for key in {**now, **before}:
         # Keys may have come after the checkpoint.
@@ -368,7 +368,9 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
                 "trainer.resume=none or another output_dir"
             )
-    former_precision = saved.state["precision"]
+    # An old checkpoint has only the job's settings.
+    settings = (str({**defaults, **before}[f"precision.{key}"]) for key in ("level", "dtype"))
+    former_precision = saved.state.get("precision") or precision.named(*settings)
     if former_precision != run.precision.name:
         raise UserError(
             f"checkpoint {saved.folder}: was trained in {former_precision}, this job computes in "
