@@ -104,6 +104,15 @@ def keep_large_blocks(largest: int = 1 << 30, free: int = (1 << 31) - 1) -> None
     mallopt(trim_threshold, free)
 
 
+def give_back_memory() -> None:
+    """Give the pages of all free blocks, which `keep_large_blocks` keeps, back (glibc).
+
+    For what allocates much between training's steps, whose blocks have other sizes.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def give_back_code(library: str = "libpaddle.so") -> None:
     """Give back the pages of a library's file that only its loading needed (Linux).
 

@@ -138,6 +138,7 @@ def train_with(
                 log.info(note)
             for warning in task.warnings():
                 log.warning(warning)
+        environment.give_back_memory()
         run = Run(job, strategy, task)
         run.callbacks = [*first, *build(run), *last]
         if strategy.rejoins:
@@ -247,8 +248,12 @@ def _write_results(run: Run, summary: Summary) -> None:
     task, folder = run.task, run.folder
     assert isinstance(task, TextTask)
     # A network without the training's changes: fast CPU layers, half weights.
+    tensors = best_weights(run)
+    run.strategy.release()
+    environment.give_back_memory()
     network = task_heads.build(run.job.task.name, task.network.network.config)
-    network.set_state_dict(best_weights(run))
+    network.set_state_dict(tensors)
+    del tensors
     best = run.state.best
     summary["dev"] = dict(best)
     network.eval()

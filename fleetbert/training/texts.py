@@ -184,6 +184,11 @@ class TextTask(Trainable):
         shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
         self.network = task_heads.build(job.task.name, shape)
         self.loaded = weights.load(self.network, source, labels)
+        if source.tensors is not None:
+            self._init = weights.digest(source.tokenizer, source.tensors)
+            # The network has a copy, and `notes` needs the classifier's only.
+            heads = {n: each for n, each in source.tensors.items() if n.startswith("classifier.")}
+            self.source = source._replace(tensors=heads)
         self.objective.prepare(self.network)
 
     @cached_property
@@ -197,7 +202,7 @@ class TextTask(Trainable):
         if self.dev is not None:
             origins["data.dev"] = fingerprint(self.dev)
         if self.source.tensors is not None:
-            origins["model.init"] = weights.digest(self.source.tokenizer, self.source.tensors)
+            origins["model.init"] = self._init
         return origins
 
     def notes(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from fleetbert.compat import environment
 from fleetbert.training import checkpoint, stopping
 from fleetbert.training.bad_steps import check_weights
 from fleetbert.training.loop import Callback, Run
@@ -28,6 +29,7 @@ class Checkpoints(Callback):
 
     def save(self, run: Run) -> None:
         def write() -> None:
+            environment.give_back_memory()
             folder, tensors = run.folder / "checkpoints", run.strategy.state()
             check_weights(run.state.step, tensors)
             table = run.task.table

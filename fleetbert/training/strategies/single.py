@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from typing import Any, Callable, ContextManager, Dict, NamedTuple, TypeVar
 
@@ -151,6 +152,11 @@ class Single:
         training.name_master_weights(optimizer)
         self.optimizer.set_state_dict(optimizer)
         self.schedule.last_lr = self.schedule.get_lr()  # of this job's steps, which may be more
+
+    def release(self) -> None:
+        """Free the optimizer's states, twice the weights, when nothing more is trained."""
+        self.__dict__.pop("optimizer", None)
+        gc.collect()  # the optimizer and its parameters know each other
 
     def synchronize(self, saving: bool = False) -> None:
         """Give `task.network` the weights that all ranks have learned. Called on all ranks before
