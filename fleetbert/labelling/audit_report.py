@@ -38,9 +38,9 @@ def write_report(path: Path, job: config.Config, audit: Audit) -> None:
             [number(found.line), found.kind, worth, label, found.suggestion, found.reason, text]
         )
     columns = ["line", "what", "worth", "label", "suggestion", "reason", "text"]
-    note = (
-        f"issues.tsv has all {number(len(audit.issues))}." if len(rows) < len(audit.issues) else ""
-    )
+    note = "worth, from 0 to 1: how much a look at the row should bring."
+    if len(rows) < len(audit.issues):
+        note += f" issues.tsv has all {number(len(audit.issues))}."
     page.write(
         path,
         title=str(job.data.train),
@@ -48,7 +48,10 @@ def write_report(path: Path, job: config.Config, audit: Audit) -> None:
         note="the most worthwhile first; the table itself was not changed",
         sections=[
             Section("", tiles),
-            Section("Rows to look at", [Table(columns, rows, note)] if rows else [Text("None.")]),
+            Section(
+                "Rows to look at",
+                [Table(columns, rows, note, words=True)] if rows else [Text("None.")],
+            ),
             Section("Labels", _labels(audit)),
             page.how_it_was_made(job.model_dump(mode="json"), "Machine", environment.machine(1)),
         ],
@@ -75,5 +78,5 @@ def _labels(audit: Audit) -> list[page.Part]:
     ]
     parts: list[page.Part] = [Table(["label", "texts", "probably wrong"], rows)]
     if confused:
-        parts.append(Table(["given", "probably", "texts"], confused))
+        parts.append(Table(["given", "probably", "texts"], confused, words=True))
     return parts

@@ -44,12 +44,14 @@ class Tile(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A row's first cell is its name. total: a last row that sums up the others."""
+    """A row's first cell is its name. total: a last row that sums up the others. words: cells hold
+    words: they begin at the left, and long ones wrap."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
     total: Sequence[str] = ()
+    words: bool = False
 
 
 class HeatMap(NamedTuple):

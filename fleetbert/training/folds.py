@@ -188,9 +188,9 @@ def _write_report(path: Path, summary: Metrics) -> None:
     config, mean, error = (summary[key] for key in ("config", "mean", "standard_error"))
     shown = [name for name in [*FIGURES, "loss"] if name in mean]
     titles = [FIGURES.get(name, name) for name in shown]
-    note = f"mean ± standard error of {len(summary['folds'])} folds"
+    note = f"standard error, {len(summary['folds'])} folds"
     tiles = [
-        Tile(title, f"{mean[name]:.4f} ± {error[name]:.4f}", note)
+        Tile(title, f"{mean[name]:.4f}", f"± {error[name]:.4f} ({note})")
         for name, title in zip(shown, titles)
     ]
     if "ensemble" in summary:

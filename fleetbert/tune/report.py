@@ -19,6 +19,7 @@ from fleetbert.reports.page import Figure, Section, Table, Tile
 from fleetbert.tasks import FIGURES
 
 FEWEST = 4  # trials from which an importance is estimated
+BEST = "orange: the best trial"
 
 
 def write_report(path: Path, study: optuna.Study, job: config.Config) -> None:
@@ -31,8 +32,8 @@ def write_report(path: Path, study: optuna.Study, job: config.Config) -> None:
     metric, names = best.user_attrs["metric"], list(best.params)
     shown = FIGURES.get(metric, metric)
     with matplotlib.rc_context(STYLE):
-        drawn = [Figure("Evaluations", _curves(trials, best, metric))]
-        drawn += [Figure(name, _values(done, best, name, metric)) for name in names]
+        drawn = [Figure("Evaluations", _curves(trials, best, metric), BEST)]
+        drawn += [Figure(name, _values(done, best, name, metric), BEST) for name in names]
     tiles = [Tile(f"Best {shown}", f"{best.user_attrs['value']:.4f}", f"trial {best.number + 1}")]
     tiles += [Tile(name, _shown(best.params[name])) for name in names]
     pruned = sum(trial.state == TrialState.PRUNED for trial in trials)
@@ -70,9 +71,10 @@ def _curves(trials: Sequence[FrozenTrial], best: FrozenTrial, metric: str) -> Dr
         steps = sorted(trial.intermediate_values)
         values = [_score(trial.intermediate_values[step], metric) for step in steps]
         is_best = trial.number == best.number
-        colour = TRAIN if is_best else INK
+        colour = DEV if is_best else INK
         axes.plot(steps, values, "o-", color=colour, markersize=3, alpha=1 if is_best else 0.3)
     axes.set_xlabel("evaluation")
+    axes.locator_params(axis="x", integer=True)
     _name(axes, metric)
     return drawing
 
@@ -81,12 +83,15 @@ def _values(done: Sequence[FrozenTrial], best: FrozenTrial, name: str, metric: s
     drawing, axes = figures.axes_of()
     is_log = getattr(best.distributions[name], "log", False)
     is_choice = isinstance(best.distributions[name], optuna.distributions.CategoricalDistribution)
+    is_integer = isinstance(best.distributions[name], optuna.distributions.IntDistribution)
     for trial in done:
         x = _shown(trial.params[name]) if is_choice else trial.params[name]
         y = _score(trial.value or 0.0, metric)
         axes.plot([x], [y], "o", color=DEV if trial.number == best.number else TRAIN)
     if is_log:
         axes.set_xscale("log")
+    elif is_integer:
+        axes.locator_params(axis="x", integer=True)
     axes.set_xlabel(name)
     _name(axes, metric)
     return drawing
@@ -113,7 +118,7 @@ def _table(trials: Sequence[FrozenTrial], names: Sequence[str], shown: str) -> T
         ]
         for trial in ordered
     ]
-    return Table(["trial", *names, shown, "end"], rows)
+    return Table(["trial", *names, shown, "end"], rows, words=True)
 
 
 def _shown(value: Any) -> str:

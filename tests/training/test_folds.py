@@ -72,7 +72,8 @@ def test_each_row_is_answered_by_the_run_that_did_not_learn_it(folded, tiny_data
     assert summary["mean"]["accuracy"] == pytest.approx(np.mean(each))
     error = np.std(each, ddof=1) / np.sqrt(3)
     assert summary["standard_error"]["accuracy"] == pytest.approx(error)
-    assert f"{np.mean(each):.4f} ± {error:.4f}" in (folded / "report.html").read_text()
+    html = (folded / "report.html").read_text()
+    assert f"{np.mean(each):.4f}" in html and f"± {error:.4f} (standard error, " in html
 
 
 def test_what_is_finished_is_not_trained_again(folded, tiny_data, monkeypatch):
