@@ -33,7 +33,7 @@ DIST := dist
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests docs/examples)
 
 .PHONY: help quickstart test test-all test-slow test-part endurance lint api-page docs format bench release venv venv-clients venv-bench \
-	venv-publish packages packages-arm lock clean
+	venv-cluster venv-publish packages packages-arm lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -114,6 +114,10 @@ endif
 # Other people's clients need a protobuf that Paddle cannot use.
 venv-clients:
 	@.ci/setup .venv-clients requirements-clients.lock 3.10 3.11 3.12
+
+# Ray and Spark (which needs Java 17), with this project on their workers.
+venv-cluster:
+	@.ci/setup .venv-cluster requirements-cluster.lock 3.10 3.11 3.12 -e
 
 # What checks distributions and makes the site; never beside what it checks.
 venv-publish:

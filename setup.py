@@ -63,6 +63,9 @@ ARROW = [  # Scorer, and predict of Parquet; 26 wants NumPy 2
     'pyarrow>=18; python_version >= "3.13"',
     "fsspec",  # addresses; each kind has a package of its own, such as s3fs
 ]
+# `predict --on`, where they run: on every machine of the cluster. Of Python 3.10 and later.
+RAY = ["ray[data]>=2.60,<3", *ARROW]
+SPARK = ["pyspark>=4.2,<5", "pandas>=2.2", *ARROW]  # and Java 17 or later
 TRAIN = [  # also imports, exports, quantizes and distills
     *ARROW,  # the cache of tokens
     "matplotlib>=3.5",  # report.html
@@ -155,6 +158,8 @@ setup(
         "train": TRAIN,
         "serve": SERVE,
         "arrow": ARROW,
+        "ray": RAY,
+        "spark": SPARK,
         "tracing": TRACING,
         "onnx": ONNX,
         "lite": LITE,

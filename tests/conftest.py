@@ -83,6 +83,7 @@ PADDLE_2 = {
     "tests/examples/test_images.py::test_two_ranks_have_the_losses_of_one": "Fleet's programs",
     "tests/launch/test_launcher": "the parameter server",
     "tests/cli/test_cli.py::test_options_of_another_format_are_refused": "Paddle Lite",
+    "tests/scoring/test_clusters": "the workers of .venv-cluster",
     "tests/training/test_ctr": "clicks",
     "tests/training/test_parameter_server": "the parameter server",
     "tests/training/test_sparse_table": "clicks",

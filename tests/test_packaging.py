@@ -307,6 +307,8 @@ def test_train_has_what_training_needs(tmp_path, tiny_data):
 
 def test_modules_by_which_an_extra_is_missed_are_of_its_packages():
     for extra, modules in extras.MODULES.items():
+        if extra in ("ray", "spark"):  # of `make venv-cluster`
+            continue
         mine = layers.modules(layers.packages(extra) - layers.packages())
         assert set(modules) <= mine, extra
 

@@ -8,8 +8,9 @@ import logging
 import os
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Iterator
+from typing import TYPE_CHECKING, BinaryIO, Iterator
 
 from fleetbert.cli.bundle_options import (
     add_columns,
@@ -20,6 +21,9 @@ from fleetbert.cli.bundle_options import (
 )
 from fleetbert.core import extras, files
 from fleetbert.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fleetbert.scoring import files as tables
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +44,15 @@ A folder, an address such as s3://bucket/texts, and a file of Parquet or Arrow a
 Each file gets a Parquet file in --output, with the answers beside the columns. A run that was
 killed goes on with the files that are missing.
   fleetbert predict --bundle B --input texts/ --output answers/ --where lang=en --keep id
+--on ray and --on spark give the files to a cluster's workers, each with a model of its own:
+  fleetbert predict --bundle B --input texts/ --output answers/ --on spark --address spark://host:7077
 
 A model of clicks may have its table on servers, each of which holds a share of the rows:
   fleetbert launch --servers 2 --trainers 1 fleetbert.cli predict --bundle B --input F --output O
 """
 
 ARROW_FILES = (".parquet", ".pq", ".arrow", ".feather")
-TABLES = ("keep", "where", "prefix", "shard")  # options
+TABLES = ("keep", "where", "prefix", "shard", "on", "address")  # options
 # What a file's ending says; None: its first line tells.
 _JSONL = {".jsonl": True, ".json": True, ".txt": False}
 
@@ -90,6 +96,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shard",
         metavar="I/N",
         help="only every Nth file, from the Ith on (0 to N-1), so that N processes share the work",
+    )
+    tables.add_argument(
+        "--on",
+        choices=("ray", "spark"),
+        help="give the files to the workers of a Ray or Spark cluster; each machine needs "
+        "fleetbert, the bundle and the folders at the same paths",
+    )
+    tables.add_argument(
+        "--address",
+        help="of the cluster: host:port of Ray, a master of Spark such as spark://host:port or "
+        "local-cluster[2,1,2048] (default: the processors of this machine)",
     )
 
 
@@ -182,6 +199,7 @@ def _score(arguments: argparse.Namespace) -> None:
         if not (column and equals):
             raise UserError(f"--where {word}: say COLUMN=VALUE")
         where[column] = value
+    runner = _runner(arguments.on, arguments.address)
     scorer = Scorer(
         arguments.bundle,
         arguments.variant,
@@ -189,7 +207,7 @@ def _score(arguments: argparse.Namespace) -> None:
         text_pair_column=arguments.text_pair_column,
         prefix=PREFIX if arguments.prefix is None else arguments.prefix,
         device=arguments.device,
-        threads=arguments.threads,
+        threads=arguments.threads or (1 if arguments.on else None),
         batch_tokens=arguments.batch_tokens,
     )
     counts = tables.score(
@@ -199,11 +217,25 @@ def _score(arguments: argparse.Namespace) -> None:
         keep=None if arguments.keep is None else [n for n in arguments.keep.split(",") if n],
         where=where,
         shard=_shard(arguments.shard),
+        runner=runner,
     )
     earlier = f"; {counts.earlier} files were there already" if counts.earlier else ""
     log.info(f"{counts.rows} rows of {counts.files} files answered in {arguments.output}{earlier}")
     if counts.faults:
         log.warning(f"{counts.faults} rows could not be answered: see {arguments.output}/{ERRORS}")
+
+
+def _runner(engine: str | None, address: str | None) -> tables.Runner | None:
+    """What answers the files; None: this process."""
+    if engine is None:
+        if address is not None:
+            raise UserError(f"--address {address} is of a cluster: say --on ray or --on spark too")
+        return None
+    extras.need(engine, f"--on {engine}")
+    from fleetbert.scoring import on_ray, on_spark
+
+    run = on_ray.run if engine == "ray" else on_spark.run
+    return partial(run, address=address)
 
 
 def _shard(words: str | None) -> tuple[int, int]:

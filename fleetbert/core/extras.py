@@ -25,6 +25,8 @@ MODULES = {
         "uvloop",
     ),
     "arrow": ("pyarrow",),
+    "ray": ("ray",),
+    "spark": ("pyspark",),
     "tracing": ("opentelemetry",),
     "onnx": ("onnx", "onnxruntime"),
     "lite": ("paddlelite",),

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Iterator, Mapping, NamedTuple, Sequence
+import posixpath
+from contextlib import closing, suppress
+from typing import Callable, Generator, Iterator, Mapping, NamedTuple, Sequence
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -20,7 +22,14 @@ from fleetbert import bundle as bundles
 from fleetbert.core.errors import UserError
 from fleetbert.core.progress import bar
 from fleetbert.scoring.places import Place, explained, open_dataset
-from fleetbert.scoring.plan import Answered, Plan, expression_of, of_another_job, read_footer
+from fleetbert.scoring.plan import (
+    UNFINISHED,
+    Answered,
+    Plan,
+    expression_of,
+    of_another_job,
+    read_footer,
+)
 from fleetbert.scoring.scorer import WINDOW, Scorer
 
 
@@ -40,12 +49,14 @@ def score(
     keep: Sequence[str] | None = None,
     where: Mapping[str, str] | None = None,
     shard: tuple[int, int] = (0, 1),
+    runner: Runner | None = None,
 ) -> Counts:
     """Answer the files of `source` that `target` has not yet.
 
     keep: the columns that go to the output beside the answers; None: all. where: only rows whose
     columns have these values; files whose folders (`date=2026-11-28`) say otherwise are not opened.
-    shard: (number, count): of every `count` files the one with this number.
+    shard: (number, count): of every `count` files the one with this number. runner: answers the
+    files elsewhere than in this process.
 
     Raises UserError where there is nothing to read, a file lacks a column, a file changes while it
     is read, or `target` holds another job's output.
@@ -58,13 +69,48 @@ def score(
     _check_target(target, {plan.output for plan in plans}, job)
     waiting = [plan for plan in plans if not plan.is_done()]
     rows = faults = 0
-    with bar(total=_rows(waiting), unit=" rows") as progress:
-        parts = _answer(scorer, waiting)
-        for plan in waiting:
-            for read, wrong in plan.write(iter(parts.__next__, None)):
-                rows, faults = rows + read, faults + wrong
-                progress.update(read)
+    if waiting:
+        counts = (runner or in_turn)(waiting)
+        try:
+            with bar(total=_rows(waiting), unit=" rows") as progress, closing(counts):
+                for read, wrong in counts:
+                    rows, faults = rows + read, faults + wrong
+                    progress.update(read)
+        finally:
+            _remove_unfinished(waiting)
     return Counts(rows, faults, len(waiting), len(plans) - len(waiting))
+
+
+# Answers files, and gives (rows, those without an answer) whenever some are answered.
+Runner = Callable[[Sequence[Plan]], "Generator[tuple[int, int], None, None]"]
+
+
+def in_turn(plans: Sequence[Plan]) -> Generator[tuple[int, int], None, None]:
+    """The runner of one process."""
+    parts = _answer(plans[0].scorer, plans)
+    for plan in plans:
+        yield from plan.write(iter(parts.__next__, None))
+
+
+def check_bundle(plan: Plan) -> None:
+    """UserError unless this machine has the bundle that the job began with."""
+    if _job(plan.scorer, *plan.chosen) != plan.job:
+        raise UserError(
+            f"{plan.scorer.bundle} is another bundle than where the job was started; copy that one "
+            "to each machine"
+        )
+
+
+def _remove_unfinished(plans: Sequence[Plan]) -> None:
+    """What processes that were killed have left of these files."""
+    paths = {path for plan in plans for path in (plan.output, plan.errors)}
+    files = plans[0].target.files
+    for folder in sorted(set(map(posixpath.dirname, paths))):
+        with suppress(Exception):  # an error before it is the one to show
+            for info in files.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+                name = info.base_name[: -len(UNFINISHED)].split(".", 2)[-1]
+                if info.base_name.endswith(UNFINISHED) and posixpath.join(folder, name) in paths:
+                    files.delete_file(info.path)
 
 
 def _answer(scorer: Scorer, plans: Sequence[Plan]) -> Iterator[Answered | None]:

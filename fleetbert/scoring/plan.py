@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import uuid
 from contextlib import ExitStack, suppress
 from typing import Iterable, Iterator, List, Mapping, Sequence, Tuple
 
@@ -20,12 +21,13 @@ from fleetbert.scoring.scorer import WINDOW, Fault, Scorer
 KEY = b"fleetbert"  # of what a footer says
 # The folder of the rows that could not be answered; readers of Parquet pass over such a name.
 ERRORS = "_errors"
+UNFINISHED = ".part"
 # Rows with their answers, null in those that could not be answered, and these rows.
 Answered = Tuple[pa.Table, List[Fault]]
 
 
 class Plan:
-    """One file: what is read of it, and where its answers go."""
+    """One file: what is read of it, and where its answers go. It can be pickled."""
 
     def __init__(
         self,
@@ -39,10 +41,13 @@ class Plan:
         job: str,
     ):
         self.fragment, self.scorer, self.source, self.target = fragment, scorer, source, target
+        self.chosen, self.job = (keep, where), job
+        self.attempt = ""
         relative = posixpath.relpath(fragment.path, base)
         self.name = source.name if base != source.path else posixpath.join(source.name, relative)
         self.relative = without_endings(relative)
         self.output = target.within(f"{self.relative}.parquet")
+        self.errors = target.within(posixpath.join(ERRORS, f"{self.relative}.jsonl"))
         folders = ds.get_partition_keys(fragment.partition_expression)
         with explained(self.name):
             within = fragment.physical_schema
@@ -51,8 +56,8 @@ class Plan:
         self.filter = expression_of(self.schema, where or {}, self.name)
         self.kept = within.names if keep is None else list(keep)
         self.columns = self._columns(self.kept)
-        self.info = source.files.get_file_info(fragment.path)
-        self.footer = json.dumps({"job": job, "file": relative, "state": self._state(self.info)})
+        self.state = self._state()
+        self.footer = json.dumps({"job": job, "file": relative, "state": self.state})
 
     def _columns(self, keep: Sequence[str]) -> list[str]:
         """The columns to read: those to keep, and those of the texts."""
@@ -66,8 +71,9 @@ class Plan:
             raise UserError(f"{self.name}: {error}") from None
         return list(dict.fromkeys([*keep, *texts]))
 
-    @staticmethod
-    def _state(info: fs.FileInfo) -> list[object]:
+    def _state(self) -> list[object]:
+        with explained(self.name):
+            info = self.source.files.get_file_info(self.fragment.path)
         return [info.size, None if info.mtime is None else info.mtime.isoformat()]
 
     def is_done(self) -> bool:
@@ -102,7 +108,8 @@ class Plan:
         """Write the file's answers from its rows, part by part; gives (rows, those without an
         answer) after each."""
         files, row = self.target.files, 0
-        errors = self.target.within(posixpath.join(ERRORS, f"{self.relative}.jsonl"))
+        # Two processes may answer one file, when a cluster takes one of them for dead.
+        self.attempt = uuid.uuid4().hex
         try:
             with explained(f"{self.output} cannot be written"), ExitStack() as stack:
                 stream = stack.enter_context(self._open(self.output))
@@ -111,7 +118,7 @@ class Plan:
                 for table, wrong in parts:
                     rows = table.num_rows
                     if wrong:
-                        faults = faults or stack.enter_context(self._open(errors))
+                        faults = faults or stack.enter_context(self._open(self.errors))
                         for fault in wrong:
                             line = {"file": self.name, "row": row + fault.row}
                             line["error"] = fault.problem
@@ -121,25 +128,26 @@ class Plan:
                     writer.write_table(table.select(writer.schema.names).cast(writer.schema))
                     row += rows
                     yield rows, len(wrong)
-            self._check_state()
+            if self._state() != self.state:
+                raise UserError(
+                    f"{self.name} changed while it was read; start the same command again"
+                )
             with explained(f"{self.output} cannot be written"):
-                for path in (errors, self.output) if faults else (self.output,):
-                    files.move(_unfinished(path), path)
+                for path in (self.errors, self.output) if faults else (self.output,):
+                    files.move(self._unfinished(path), path)
         finally:
-            for path in (errors, self.output):
+            for path in (self.errors, self.output):
                 with suppress(Exception):  # the first error is the one to show
-                    files.delete_file(_unfinished(path))
-
-    def _check_state(self) -> None:
-        with explained(self.name):
-            now = self.source.files.get_file_info(self.fragment.path)
-        if self._state(now) != self._state(self.info):
-            raise UserError(f"{self.name} changed while it was read; start the same command again")
+                    files.delete_file(self._unfinished(path))
 
     def _open(self, path: str) -> pa.NativeFile:
         """The file that becomes `path` when it is complete."""
         self.target.files.create_dir(posixpath.dirname(path), recursive=True)
-        return self.target.files.open_output_stream(_unfinished(path))
+        return self.target.files.open_output_stream(self._unfinished(path))
+
+    def _unfinished(self, path: str) -> str:
+        folder, name = posixpath.split(path)
+        return posixpath.join(folder, f".{self.attempt}.{name}{UNFINISHED}")
 
     def _writer(self, stream: pa.NativeFile) -> pq.ParquetWriter:
         """Of the kept columns and the answers."""
@@ -162,11 +170,6 @@ def of_another_job(path: str) -> UserError:
         f"{path} is not of this job, but of another model, other columns or another folder; name "
         "another --output"
     )
-
-
-def _unfinished(path: str) -> str:
-    folder, name = posixpath.split(path)
-    return posixpath.join(folder, f".{name}.part")
 
 
 def expression_of(schema: pa.Schema, where: Mapping[str, str], name: str) -> pc.Expression | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -41,8 +42,8 @@ class Fault(NamedTuple):
 class Scorer:
     """Answer the texts of Arrow tables: `Scorer("bundle")(table)` has the answers as columns.
 
-    It can be pickled, so that Ray's and Spark's workers take it. Each process opens the model when
-    it answers its first table.
+    It can be pickled, so that Ray's and Spark's workers take it. Each process opens the model once,
+    when it answers its first table.
 
     variant: as in `load`. prefix: of the names of the answers' columns.
     text_column, text_pair_column: the columns of the texts. Default: text_a, text or sentence, and
@@ -70,15 +71,16 @@ class Scorer:
         self.on_bad_row = on_bad_row
         self._columns = Columns(text_column=text_column, text_pair_column=text_pair_column)
         self.column_names = [text_column, text_pair_column]
-        self._how = device, threads, batch_tokens
+        self.device, self.threads, self.batch_tokens = device, threads, batch_tokens
         read = bundles.read(self.bundle)
         self._task, self._labels = tasks.of(read.task), read.labels
         self._task.check_answers(self.bundle)
         self._task.check_of_texts(self.bundle, "Scorer")
+        self._unpickled = False
         self._model: answers.Model | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_model": None}
+        return {**self.__dict__, "_unpickled": True, "_model": None}
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
         """The schema of the result for tables of this schema. UserError if a column has the name of
@@ -169,7 +171,7 @@ class Scorer:
         for name, datatype, shape in self._tensors():
             kind = pa.string() if datatype == "BYTES" else pa.float32()
             if len(shape) > 1:
-                kind = pa.list_(kind, -1 if shape[1] < 0 else shape[1])
+                kind = pa.list_(kind)  # Spark has no lists of a fixed size
             labels = {"labels": json.dumps(self._labels)} if name == "scores" else None
             fields.append(pa.field(self.prefix + name, kind, metadata=labels))
         return fields
@@ -196,14 +198,28 @@ class Scorer:
 
     def _opened(self) -> answers.Model:
         if self._model is None:
-            environment.import_paddle()
-            from fleetbert.engines import answer as answers  # loads Paddle
-
-            device, threads, batch_tokens = self._how
-            self._model = answers.load(
-                self.bundle, self.variant, device, threads, batch_tokens, streams=True
-            )
+            manifest = Path(self.bundle, "manifest.json").stat().st_mtime_ns
+            how = self.device, self.threads, self.batch_tokens
+            # Spark's workers unpickle a Scorer for each task.
+            opening = _open if self._unpickled else _open.__wrapped__
+            self._model = opening(self.bundle, self.variant, *how, manifest)
         return self._model
+
+
+@functools.lru_cache(maxsize=1)
+def _open(
+    bundle: str,
+    variant: str,
+    device: str,
+    threads: int | None,
+    batch_tokens: int | None,
+    _manifest: int,
+) -> answers.Model:
+    """_manifest: when it was written, so that a process opens a newer bundle of the same name."""
+    environment.import_paddle()
+    from fleetbert.engines import answer as answers  # loads Paddle
+
+    return answers.load(bundle, variant, device, threads, batch_tokens, streams=True)
 
 
 def _problem(names: list[str], texts: tuple[object, ...]) -> str | None:
@@ -217,8 +233,6 @@ def _problem(names: list[str], texts: tuple[object, ...]) -> str | None:
 def _array(values: Values, kind: pa.DataType) -> pa.Array:
     if isinstance(values, np.ndarray) and values.ndim == 2:
         flat = pa.array(np.ascontiguousarray(values, np.float32).ravel())
-        if pa.types.is_fixed_size_list(kind):
-            return pa.FixedSizeListArray.from_arrays(flat, values.shape[1]).cast(kind)
         offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
         return pa.ListArray.from_arrays(offsets, flat).cast(kind)
     return pa.array(values, kind)

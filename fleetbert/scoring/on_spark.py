@@ -1,0 +1,80 @@
+"""The files of `predict` on a Spark cluster: each is a task, which an executor's Python answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from concurrent import futures
+from typing import Any, Generator, Iterator, Sequence
+
+from fleetbert.core.errors import UserError
+from fleetbert.scoring import remote
+from fleetbert.scoring.plan import Plan
+
+POLL = 0.2  # seconds
+
+
+def run(
+    plans: Sequence[Plan], address: str | None = None
+) -> Generator[tuple[int, int], None, None]:
+    """Answer the files on the cluster's executors.
+
+    address: the master, such as `spark://host:port`, `yarn` or `local-cluster[2,1,2048]`. Default:
+    that of spark-submit, else the processors of this machine. Raises UserError where it cannot be
+    reached or a file fails.
+    """
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        raise UserError(
+            "--on spark: Spark needs Java 17 or later, which is not installed; on Debian: "
+            "apt install openjdk-17-jre-headless"
+        )
+    if (address or "").startswith("spark://"):
+        remote.check_reachable(address or "")
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+
+    # Else Spark takes the `python3` that it finds on a worker.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    threads = plans[0].scorer.threads or 1
+    conf = SparkConf().setAppName("fleetbert predict").setIfMissing("spark.task.cpus", str(threads))
+    conf.set("spark.ui.showConsoleProgress", "false")
+    if address is not None:
+        conf.setMaster(address)
+    try:
+        with SparkContext(conf=conf) as context:
+            context.setLogLevel("ERROR")
+            yield from remote.counted(plans, _outcomes(context, remote.pack(plans)))
+    except (Py4JError, PySparkException) as error:
+        raise UserError(f"--on spark: {remote.last_line(error)}") from error
+
+
+def _outcomes(context: Any, work: list[bytes]) -> Iterator[remote.Outcome]:
+    """What became of each file, as soon as Spark knows it."""
+    from pyspark.accumulators import AccumulatorParam
+
+    class Lists(AccumulatorParam):
+        def zero(self, _: list[Any]) -> list[Any]:
+            return []
+
+        def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802
+            value1 += value2
+            return value1
+
+    answered = context.accumulator([], Lists())
+    files = context.parallelize(work, len(work))
+    with futures.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(files.foreach, lambda work: answered.add([remote.answer(work)]))
+        try:
+            seen = 0
+            while True:
+                is_last = futures.wait([job], POLL).done
+                fresh = answered.value[seen:]
+                seen += len(fresh)
+                yield from fresh
+                if is_last:
+                    job.result()
+                    return
+        finally:
+            context.cancelAllJobs()

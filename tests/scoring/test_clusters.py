@@ -1,0 +1,117 @@
+"""`fleetbert predict --on ray` and `--on spark`, in the environment of `make venv-cluster`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import commands
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from running_core import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / ".venv-cluster" / "bin"
+FILES, ROWS = 8, 3000
+# A word of the command lines of each engine's workers.
+WORKERS = {"ray": "ray::MapWorker", "spark": "CoarseGrainedExecutorBackend"}
+ADDRESS = {"ray": (), "spark": ("--address", "local-cluster[2,1,2048]")}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not BIN.exists(), reason="no .venv-cluster here: run `make venv-cluster`"),
+]
+needs_java = pytest.mark.skipif(
+    shutil.which("java") is None, reason="no Java here: apt install openjdk-17-jre-headless"
+)
+engines = pytest.mark.parametrize("engine", ["ray", pytest.param("spark", marks=needs_java)])
+
+
+@contextlib.contextmanager
+def started(log: Path, *command: object, **environ: str):
+    """A process that writes to `log`, and in the end none of those that it started."""
+    ours = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 would wait for every other test
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env={**os.environ, **ours, **environ},
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        yield process
+    finally:
+        for one in [*descendants(process.pid), process]:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        process.wait()
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def workers(pid: int, engine: str) -> list[psutil.Process]:
+    found = []
+    for child in descendants(pid):
+        with contextlib.suppress(psutil.Error):
+            if WORKERS[engine] in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Files of ROWS rows; the first has a row without a text."""
+    for number in range(FILES):
+        ids = range(number * ROWS, (number + 1) * ROWS)
+        words = [f"word{row % 30}" if row else None for row in ids]
+        path = tmp_path / "in" / f"n={number % 2}" / f"{number}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": ids, "text": words}), path)
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def words(tiny_bundle, texts, tmp_path):
+    """Of `predict` from `texts` to tmp_path/out."""
+    places = ["--bundle", tiny_bundle, "--input", texts, "--output", tmp_path / "out"]
+    return ["predict", *places, "--keep", "id"]
+
+
+@engines
+def test_a_worker_is_killed_and_each_row_is_there_once(engine, words, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = [BIN / "fleetbert", *words, "--on", engine, *ADDRESS[engine]]
+    with started(tmp_path / "log", *command) as process:
+        wait_for(lambda: list(out.glob("*/*.parquet")) or process.poll() is not None, "a file")
+        both = wait_for(
+            lambda: len(workers(process.pid, engine)) == 2 and workers(process.pid, engine)
+        )
+        both[0].kill()
+        assert len(list(out.glob("*/*.parquet"))) < FILES
+        assert process.wait() == 0, (tmp_path / "log").read_text()
+    output = (tmp_path / "log").read_text()
+    assert f"{FILES * ROWS} rows of {FILES} files answered" in output
+    assert "1 rows could not be answered" in output
+    assert sorted(pq.read_table(out)["id"].to_pylist()) == list(range(1, FILES * ROWS))
+    faults = (out / "_errors" / "n=0" / "0.jsonl").read_text().splitlines()
+    assert [json.loads(fault)["row"] for fault in faults] == [0]
+    assert not list(out.rglob(".*"))
+    # One process takes it for its own.
+    assert commands.call(*map(str, words)) == 0
+    assert f"0 rows of 0 files answered in {out}; {FILES} files were" in capsys.readouterr().err

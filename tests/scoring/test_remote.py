@@ -1,0 +1,88 @@
+"""The files of `predict` as work that is sent to another process, without a cluster."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import fleetbert
+from fleetbert.scoring import files, places, remote
+
+
+def here(plans):
+    """A runner: the last file first, as clusters have no order."""
+    yield from remote.counted(plans, map(remote.answer, reversed(remote.pack(plans))))
+
+
+@pytest.fixture
+def score(copied_bundle, tmp_path):
+    """score(runner) of two files, of which one has a row without a text."""
+    (tmp_path / "in" / "n=1").mkdir(parents=True)
+    for number, name in enumerate(("a", "n=1/b")):
+        table = pa.table({"id": [2 * number, 2 * number + 1], "text": ["word1", " " * number]})
+        pq.write_table(table.slice(0, 1 + number), tmp_path / "in" / f"{name}.parquet")
+    folders = [places.place(str(tmp_path / name)) for name in ("in", "out")]
+    scorer = fleetbert.Scorer(copied_bundle)
+    return lambda runner=here: files.score(scorer, *folders, keep=["id"], runner=runner)
+
+
+def test_the_output_is_that_of_one_process(score, tmp_path):
+    assert score() == files.Counts(rows=3, faults=1, files=2, earlier=0)
+    assert score(runner=None) == files.Counts(rows=0, faults=0, files=0, earlier=2)
+    assert sorted(pq.read_table(tmp_path / "out")["id"].to_pylist()) == [0, 2]
+    names = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert names == {"a.parquet", "b.parquet", "b.jsonl"}
+
+
+def test_what_killed_workers_have_left_is_removed(score, tmp_path):
+    left = tmp_path / "out" / ".0123.a.parquet.part"
+    others = tmp_path / "out" / ".0123.another.parquet.part"  # another shard's
+    left.parent.mkdir()
+    left.touch(), others.touch()
+    score()
+    assert not left.exists() and others.exists()
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        ("none", r"worker .*: .*bundle is not a bundle: it has no manifest\.json"),
+        ("another", r"worker .*: .*bundle is another bundle than where the job was started"),
+        ("paddle", r"worker .*: PaddlePaddle 9\.9 is installed, and .* where the job was started"),
+        (
+            "output",
+            r"a\.parquet was written by a worker, and is not on this machine; name an",
+        ),
+    ],
+)
+def test_a_worker_that_differs_is_named(
+    score, copied_bundle, tmp_path, monkeypatch, broken, sentence
+):
+    def runner(plans):
+        work = remote.pack(plans)
+        if broken == "none":
+            shutil.rmtree(copied_bundle)
+        elif broken == "another":
+            manifest = copied_bundle / "manifest.json"
+            manifest.write_text(manifest.read_text() + "\n")
+        elif broken == "paddle":
+            monkeypatch.setattr(remote.versions, "paddle_version", lambda: "9.9")
+        outcomes = [remote.answer(part) for part in work]
+        if broken == "output":
+            shutil.rmtree(tmp_path / "out")
+        yield from remote.counted(plans, outcomes)
+
+    with pytest.raises(fleetbert.UserError, match=sentence):
+        score(runner)
+    assert not [path for path in tmp_path.glob("out/**/*") if path.is_file()]
+
+
+@pytest.mark.parametrize("address", ["spark://127.0.0.1:1", "ray://[::1]:1,127.0.0.1:1"])
+def test_an_address_where_nothing_listens(address):
+    with pytest.raises(fleetbert.UserError, match="nothing answers there; start the cluster"):
+        remote.check_reachable(address)
+    with pytest.raises(fleetbert.UserError, match="say HOST:PORT"):
+        remote.check_reachable("spark://host")
