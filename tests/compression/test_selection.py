@@ -110,3 +110,15 @@ def test_nothing_is_chosen_on_the_gates_texts(bundle, tiny_data, asked):
     assert first == str(tiny_data / "dev.tsv")  # what float32 has to lose
     assert last == "measure" and chosen
     assert all("held out" in name for name in chosen)
+
+
+def test_each_model_answers_the_gates_texts_once(bundle, tiny_data, monkeypatch):
+    names, run = [], gate.Sample.run
+
+    def recorded(sample, opened, name=""):
+        names.append(name)
+        return run(sample, opened, name)
+
+    monkeypatch.setattr(gate.Sample, "run", recorded)
+    pipeline.quantize(job(bundle, tiny_data, "dynamic", {"gate.max_accuracy_drop": 1.0}))
+    assert names == ["float32", "int8-dynamic"]
