@@ -49,6 +49,6 @@ def run(
         rows = outcomes.iter_rows()
         yield from remote.counted(plans, (remote.Outcome(**row) for row in rows))
     except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
-        raise UserError(f"--on ray: {remote.last_line(error)}") from error
+        raise UserError(f"--on ray: {remote.cause(error)}") from error
     finally:
         ray.shutdown()

@@ -47,7 +47,7 @@ def run(
             context.setLogLevel("ERROR")
             yield from remote.counted(plans, _outcomes(context, remote.pack(plans)))
     except (Py4JError, PySparkException) as error:
-        raise UserError(f"--on spark: {remote.last_line(error)}") from error
+        raise UserError(f"--on spark: {remote.cause(error)}") from error
 
 
 def _outcomes(context: Any, work: list[bytes]) -> Iterator[remote.Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import socket
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
@@ -81,7 +82,8 @@ def _versions() -> dict[str, str]:
     return {"fleetbert": fleetbert.__version__, "PaddlePaddle": versions.paddle_version()}
 
 
-def last_line(error: BaseException) -> str:
-    """What an engine's error says after the stack of a worker's."""
+def cause(error: BaseException) -> str:
+    """The line that names the cause, of an error that holds stacks of Python and Java."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    causes = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return (causes or lines or [type(error).__name__])[0]

@@ -86,3 +86,10 @@ def test_an_address_where_nothing_listens(address):
         remote.check_reachable(address)
     with pytest.raises(fleetbert.UserError, match="say HOST:PORT"):
         remote.check_reachable("spark://host")
+
+
+def test_the_cause_is_found_between_the_stacks():
+    error = "An error occurred.\n: Job aborted\n  File 1\nImportError: no x\n\tat java.lang.Thread"
+    assert remote.cause(RuntimeError(error)) == "ImportError: no x"
+    assert remote.cause(RuntimeError("Version mismatch\n more")) == "Version mismatch"
+    assert remote.cause(RuntimeError()) == "RuntimeError"
