@@ -197,7 +197,7 @@ def test_a_resumed_run_may_differ_where_the_key_or_its_section_says_so():
     sections = ("precision.", "strategy.", "trainer.", "callbacks.")
     assert {name for name in free if not name.startswith(sections)} == {
         "data.cache", "data.num_workers", "output_dir", "held_out",
-        "data.integer_labels", *names.COLUMNS.values(),
+        "data.integer_labels", "data.unlabelled", *names.COLUMNS.values(),
     } - {"data.quoting"}  # fmt: skip
     kept = {name for name, _ in fields(config.Tuning)} - free
     assert {name for name in kept if name.startswith(sections)} == {"trainer.seed"}

@@ -162,7 +162,7 @@ def test_damaged_bundles(predict, bundle, name, file, content, words):
     ("path", "value", "words"),
     [
         (["format_version"], 3, ("format_version 3", "reads 1 and 2")),
-        (["task"], {"name": "mlm"}, ("task.name", "docs/tasks.md")),
+        (["task"], {"name": "mlm"}, ("task.name", "fleetbert serve")),
         (["task", "shape"], {"answer": "spans", "pair": True}, ("task.shape", "fleetbert serve")),
         (["task", "labels"], ["a"], ("task.labels", "two")),
         (["task", "labels", 1], 7, ("task.labels.1", "string")),
