@@ -154,8 +154,8 @@ class Single:
         self.schedule.last_lr = self.schedule.get_lr()  # of this job's steps, which may be more
 
     def release(self) -> None:
-        """Free the optimizer's states, twice the weights, when nothing more is trained."""
-        self.__dict__.pop("optimizer", None)
+        """Free the optimizer's states, twice the weights. Nothing can be trained or saved then."""
+        del self.optimizer
         gc.collect()  # the optimizer and its parameters know each other
 
     def synchronize(self, saving: bool = False) -> None:
