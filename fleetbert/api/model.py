@@ -122,8 +122,6 @@ class Answers(List[A]):
 
 # Opens a model again in one thread of a forked process at a time.
 _opening = threading.Lock()
-# What was opened before a fork is never closed: its threads are those of the other process.
-_of_parents: list[answer.Model] = []
 
 
 def _renew_lock() -> None:
@@ -171,8 +169,9 @@ class Model(Generic[A]):
         if self._process != os.getpid():
             with _opening:
                 if self._process != os.getpid():
-                    _of_parents.append(self._model)
+                    environment.never_free(self._model)  # its threads are the other process's
                     self._open()
+                    environment.never_free(self._model)
         return self._model
 
     def __reduce__(self) -> tuple[object, ...]:
