@@ -225,10 +225,7 @@ def compress(job: config.Compress) -> Chosen:
     written in either case. UserError for what is wrong with the job. `job.bundle` stays as it is.
     """
     folder = Path(job.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
+    files.make_output_dir(folder)
     with locks.only_writer(folder / ".writing", f"{folder}", "wait for its end, or stop it"):
         return _compress(Search(job))
 

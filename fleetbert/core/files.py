@@ -87,6 +87,17 @@ def cached(name: str, fill: Callable[[Path], Any]) -> Path:
         return folder
 
 
+def make_output_dir(folder: Path) -> None:
+    """Make the folder of a job's results; UserError where nothing can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial = folder / ".trial"
+        trial.write_text("")
+        trial.unlink()
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` by a value as JSON, null for NaN, in one rename; UserError if it cannot be
     written."""

@@ -65,10 +65,7 @@ def audit(
             "classification and pair_classification"
         )
     folder = Path(job.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
+    files.make_output_dir(folder)
     with locks.only_writer(folder / ".auditing", f"output_dir: {folder}", "wait for its end"):
         return _audit(job, folder, bundle, trains, fix)
 

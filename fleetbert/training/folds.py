@@ -59,10 +59,7 @@ def train(job: schema.Config) -> Folded:
             f"data.folds: trains in one process, not with strategy.name: {job.strategy.name}; "
             "leave one of them out"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
+    files.make_output_dir(folder)
     remedy = "wait for its end, stop it, or choose another output_dir"
     with locks.only_writer(folder / ".writing", f"output_dir: {folder}", remedy):
         return _train(job, folder)

@@ -163,10 +163,10 @@ def only_writer(strategy: Single, folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
 
         def enter() -> None:
-            _make_folder(folder)
+            files.make_output_dir(folder)
             for part in ("checkpoints", "model", "bundle"):
                 if files.is_mount_point(folder / part):  # perhaps of another disk or owner
-                    _make_folder(folder / part)
+                    files.make_output_dir(folder / part)
             remedy = "wait for its end, stop it, or choose another output_dir"
             lock = folder / ".writing"
             stack.enter_context(locks.only_writer(lock, f"output_dir: {folder}", remedy))
@@ -174,16 +174,6 @@ def only_writer(strategy: Single, folder: Path) -> Iterator[None]:
 
         strategy.on_first(enter)
         yield
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        trial = folder / ".trial"
-        trial.write_text("")
-        trial.unlink()
-    except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
 
 
 def _resume(run: Run) -> None:

@@ -62,10 +62,7 @@ def tune(job: config.Config, text: str, trials: int = 20, workers: int = 1) -> T
     for table in (job.data.train, job.data.dev):
         with read.opened(table):
             pass
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
+    files.make_output_dir(folder)
     remedy = "wait for its end, stop it, or choose another output_dir"
     with locks.only_writer(folder / ".tuning", f"output_dir: {folder}", remedy):
         of = resumable.digest(job, {"output_dir"}, [job.data.train, job.data.dev], str(space))
