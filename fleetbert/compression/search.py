@@ -224,9 +224,7 @@ def compress(job: config.Compress) -> Chosen:
     GateFailed where no candidate meets them, or the gate refuses the one that does; the report is
     written in either case. UserError for what is wrong with the job. `job.bundle` stays as it is.
     """
-    folder = Path(job.output_dir)
-    files.make_output_dir(folder)
-    with locks.only_writer(folder / ".writing", f"{folder}", "wait for its end, or stop it"):
+    with locks.only_job(Path(job.output_dir)):
         return _compress(Search(job))
 
 

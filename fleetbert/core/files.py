@@ -91,9 +91,8 @@ def make_output_dir(folder: Path) -> None:
     """Make the folder of a job's results; UserError where nothing can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        trial = folder / ".trial"
-        trial.write_text("")
-        trial.unlink()
+        with tempfile.TemporaryFile(dir=folder):  # of a name that no other process has
+            pass
     except OSError as error:
         raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
 

@@ -25,6 +25,7 @@ from typing import Iterator
 
 import psutil
 
+from fleetbert.core import files
 from fleetbert.core.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,16 @@ def only_writer(lock: Path, of: str, remedy: str, wait: bool = False) -> Iterato
             path.unlink()
         if _held.pop(path, None):
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def only_job(folder: Path) -> Iterator[None]:
+    """Make a job's output folder, and be the only process that writes it; UserError where another
+    does, or where nothing can be written to it."""
+    files.make_output_dir(folder)
+    remedy = "wait for its end, stop it, or choose another output_dir"
+    with only_writer(folder / ".writing", f"output_dir: {folder}", remedy):
+        yield
 
 
 def check_free(lock: Path, of: str, remedy: str) -> None:

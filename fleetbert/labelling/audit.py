@@ -65,8 +65,7 @@ def audit(
             "classification and pair_classification"
         )
     folder = Path(job.output_dir)
-    files.make_output_dir(folder)
-    with locks.only_writer(folder / ".auditing", f"output_dir: {folder}", "wait for its end"):
+    with locks.only_job(folder):
         return _audit(job, folder, bundle, trains, fix)
 
 

@@ -59,9 +59,7 @@ def train(job: schema.Config) -> Folded:
             f"data.folds: trains in one process, not with strategy.name: {job.strategy.name}; "
             "leave one of them out"
         )
-    files.make_output_dir(folder)
-    remedy = "wait for its end, stop it, or choose another output_dir"
-    with locks.only_writer(folder / ".writing", f"output_dir: {folder}", remedy):
+    with locks.only_job(folder):
         return _train(job, folder)
 
 

@@ -163,13 +163,10 @@ def only_writer(strategy: Single, folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
 
         def enter() -> None:
-            files.make_output_dir(folder)
+            stack.enter_context(locks.only_job(folder))
             for part in ("checkpoints", "model", "bundle"):
                 if files.is_mount_point(folder / part):  # perhaps of another disk or owner
                     files.make_output_dir(folder / part)
-            remedy = "wait for its end, stop it, or choose another output_dir"
-            lock = folder / ".writing"
-            stack.enter_context(locks.only_writer(lock, f"output_dir: {folder}", remedy))
             stack.enter_context(bundles.replacing(folder / "bundle"))
 
         strategy.on_first(enter)

@@ -62,9 +62,7 @@ def tune(job: config.Config, text: str, trials: int = 20, workers: int = 1) -> T
     for table in (job.data.train, job.data.dev):
         with read.opened(table):
             pass
-    files.make_output_dir(folder)
-    remedy = "wait for its end, stop it, or choose another output_dir"
-    with locks.only_writer(folder / ".tuning", f"output_dir: {folder}", remedy):
+    with locks.only_job(folder):
         of = resumable.digest(job, {"output_dir"}, [job.data.train, job.data.dev], str(space))
         study = _open(folder)
         if "of" in study.user_attrs:

@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fleetbert.core import locks
+from fleetbert.core import files, locks
 from fleetbert.core.errors import UserError
 
 DEADLINE = 60
@@ -107,3 +108,16 @@ def test_a_thread_may_take_it_again(tmp_path: Path):
             pass
         assert (tmp_path / "lock").exists()
         locks.check_free(tmp_path / "lock", "the folder", "")
+
+
+def test_a_job_has_its_folder_alone(tmp_path):
+    with locks.only_job(tmp_path / "run"), ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: locks.only_job(tmp_path / "run").__enter__())
+        with pytest.raises(UserError, match=r"output_dir: .*run: process .* another output_dir$"):
+            other.result()
+
+
+def test_jobs_that_begin_together_do_not_disturb_each_other(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: files.make_output_dir(tmp_path / "run"), range(2000)))
+    assert not list((tmp_path / "run").iterdir())
