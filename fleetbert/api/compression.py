@@ -24,7 +24,7 @@ from fleetbert.data.in_memory import Table
 from fleetbert.training import stopping
 
 if TYPE_CHECKING:
-    from fleetbert.compression import pipeline
+    from fleetbert.compression import pipeline, search
 
 
 @checked
@@ -76,7 +76,7 @@ def quantize(
     environment.import_paddle()
     from fleetbert.compression import pipeline  # loads Paddle
 
-    return _variant(pipeline.quantize(job), job.bundle)
+    return _added(pipeline.quantize(job), job.bundle)
 
 
 @checked
@@ -147,7 +147,7 @@ def early_exit(
     environment.import_paddle()
     from fleetbert.compression.distill import exits  # loads Paddle
 
-    return [_variant(result, job.bundle) for result in exits.add_variants(job)]
+    return [_added(result, job.bundle) for result in exits.add_variants(job)]
 
 
 @checked
@@ -199,46 +199,39 @@ def compress(
 
     with stopping.expected_by_program("call fleetbert.compress again to go on from there"):
         chosen = search.compress(job)
-    measured, candidate = chosen.accuracy, chosen.candidate
-    assert measured.float32_accuracy is not None  # the gate has measured both
-    assert measured.drop is not None
-    return Variant(
-        chosen.bundle.root,
-        chosen.variant,
-        measured.accuracy,
-        measured.float32_accuracy,
-        measured.n,
-        candidate.float32_ms / candidate.ms,
-        chosen.bundle.variant(chosen.variant).bytes,
-        bundles.read(job.bundle).variant("float32").bytes,
-        chosen.report,
-        (measured.drop.low, measured.drop.high),
-        measured.metric,
-    )
+    speed_ratio = chosen.candidate.float32_ms / chosen.candidate.ms
+    return _variant(chosen, job.bundle, chosen.accuracy, speed_ratio)
 
 
 def _beside(bundle: PathLike, name: str) -> Path:
     return Path(below_home(bundle)).parent / name
 
 
-def _variant(result: pipeline.Result, source: PathLike) -> Variant:
+def _added(result: pipeline.Result, source: PathLike) -> Variant:
+    variant = result.bundle.variant(result.variant)
+    assert variant.comparison is not None  # the gate has measured it
+    return _variant(result, source, variant.accuracy[0], variant.comparison.speed_ratio)
+
+
+def _variant(
+    result: pipeline.Result | search.Chosen,
+    source: PathLike,
+    measured: bundles.Accuracy,
+    speed_ratio: float,
+) -> Variant:
     """source: the bundle that the variant was made from."""
-    bundle, name = result.bundle, result.variant
-    variant = bundle.variant(name)
-    measured = variant.accuracy[0]
     # The gate has measured both.
     assert measured.float32_accuracy is not None
     assert measured.drop is not None
-    assert variant.comparison is not None
     assert result.report is not None
     return Variant(
-        bundle.root,
-        name,
+        result.bundle.root,
+        result.variant,
         measured.accuracy,
         measured.float32_accuracy,
         measured.n,
-        variant.comparison.speed_ratio,
-        variant.bytes,
+        speed_ratio,
+        result.bundle.variant(result.variant).bytes,
         bundles.read(source).variant("float32").bytes,
         result.report,
         (measured.drop.low, measured.drop.high),
