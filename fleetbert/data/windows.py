@@ -125,16 +125,21 @@ def divide(
     return of_rows, Layout(text, begins, ends, divided, lengths, reading.pool)
 
 
-def row_tokens(encodings: Encodings, most: int | None = None) -> np.ndarray:
-    """int64 [texts]: the tokens of all rows of each text, of `most` rows at the most."""
-    lengths, reading = np.asarray(encodings.lengths), encodings.reading
+def row_sizes(encodings: Encodings) -> tuple[np.ndarray, np.ndarray]:
+    """How many rows each text has, and how many tokens each of them: two of int64 [texts]."""
+    lengths, reading = np.asarray(encodings.lengths, np.int64), encodings.reading
     if encodings.divided is None or reading is None:
-        return lengths
+        return np.ones_like(lengths), lengths
     long = np.asarray(encodings.divided[:, 1] - encodings.divided[:, 0], np.int64)
     room = reading.max_length - (lengths - long)
     count, width = _plan(long, room, np.minimum(reading.stride, room // 2))
-    rows = count if most is None else np.minimum(count, most)
-    return rows * (lengths - long + width)
+    return count, lengths - long + width
+
+
+def row_tokens(encodings: Encodings, most: int | None = None) -> np.ndarray:
+    """int64 [texts]: the tokens of all rows of each text, of `most` rows at the most."""
+    counts, tokens = row_sizes(encodings)
+    return (counts if most is None else np.minimum(counts, most)) * tokens
 
 
 def encode(

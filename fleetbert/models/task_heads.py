@@ -147,9 +147,14 @@ class TokenClassifier(Headed):
 
 
 class AnswerFinder(TokenClassifier):
-    """The same, with a logit of begin and one of end (Devlin et al. 2019, section 4.2)."""
+    """The same without that dropout, with a logit of begin and one of end (Devlin et al. 2019,
+    section 4.2)."""
 
     head = ANSWERS
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.network.dropout = nn.Identity()
 
 
 class Embedder(Headed):

@@ -119,27 +119,35 @@ def test_an_answer_is_learned_in_each_window_that_holds_all_of_it(tokenizer):
         for place in places
     ]
     split = Split("t", encodings, TASK.labels.targets(written, []), 0, np.arange(3))
-    job = SimpleNamespace(data=SimpleNamespace(max_length=16), task=SimpleNamespace())
+    job = SimpleNamespace(
+        data=SimpleNamespace(max_length=16, batching="bucket", batch_size=4, batch_tokens=None),
+        trainer=SimpleNamespace(seed=0),
+    )
+    collector = Windows(split, job, tokenizer)
+    layout, all_labels = (collector.whole(np.arange(3))[name] for name in ("layout", "labels"))
+    inside = (layout.text == 0) & (layout.begins <= 10) & (layout.ends > 12)
+    assert inside.any() and all_labels.any(1).tolist() == inside.tolist()
+    seen = []
     for packed in (False, True):
-        arrays = Windows(split, job, tokenizer).arrays(
-            np.arange(3), np.ones(3, np.float32), np.arange(3), 0, packed
-        )
-        ids = arrays["inputs"]["input_ids"].reshape(-1)
-        layout, held = arrays["layout"], 0
-        assert arrays["weight"].sum() == pytest.approx(1)
-        for row, (text, places_of, labels) in enumerate(
-            zip(layout.text, arrays["places"], arrays["labels"])
-        ):
-            assert ids[places_of[0]] == tokenizer.cls_id
-            inside = text == 0 and layout.begins[row] <= 10 and layout.ends[row] > 12
-            held += inside
-            assert labels.any() == inside
-            if inside:
-                words = [
-                    tokenizer.token(ids[places_of[n]]) for n in range(labels[0], labels[1] + 1)
-                ]
-                assert " ".join(words) == context[12:17]
-        assert held >= 1
+        for step in collector.plan(0):  # of windows, not of questions
+            arrays = collector.arrays(step, np.ones(len(step), np.float32), step, 0, packed)
+            seen += step.tolist()
+            assert len(step) <= 4 and arrays["n_texts"] == len(arrays["places"]) == len(step)
+            assert arrays["weight"].sum() == pytest.approx(1)
+            assert arrays["texts"].tolist() == layout.text[step].tolist()
+            assert collector.lines[step].tolist() == layout.text[step].tolist()
+            ids = arrays["inputs"]["input_ids"].reshape(-1)
+            for window, places, masked, labels in zip(
+                step.tolist(), *(arrays[name] for name in ("places", "masked", "labels"))
+            ):
+                assert ids[places[0]] == tokenizer.cls_id
+                own = ids[places[~masked]][4:-1]  # after the question
+                first, end = layout.begins[window], layout.ends[window]
+                assert own.tolist() == encodings.ids[layout.text[window]][first:end].tolist()
+                assert labels.tolist() == all_labels[window].tolist()
+                words = [tokenizer.token(ids[places[n]]) for n in range(labels[0], labels[1] + 1)]
+                assert (" ".join(words) == context[12:17]) == inside[window]
+    assert sorted(seen) == sorted([*range(len(layout.text))] * 2)
 
 
 def test_pooled_no_answer_is_that_of_the_window_least_for_it(tokenizer):

@@ -1,4 +1,4 @@
-"""Questions of a step as windows of their contexts."""
+"""Windows of contexts as a step's examples."""
 
 from __future__ import annotations
 
@@ -14,51 +14,77 @@ from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
 
 
 class Windows(Labelled):
-    """Each window of each question is a text of the network.
+    """An example is a window of a question's context: a step has windows of different questions.
 
-    Its arrays besides, of windows: `places` int64 [windows, longest], where their tokens are among
+    Arrays besides, of windows: `places` int64 [windows, longest], where their tokens are among
     the network's outputs, and `masked` bool, of the same shape, where there is none; `labels` int64
     [windows, 2], the tokens of a window in which the answer begins and ends, 0 where the window has
-    not all of it; `weight`. `layout`: which are whose; `words`: of the questions `texts`.
+    not all of it. Those of an evaluation have all windows of its questions, the `texts`; `layout`:
+    which are whose; `words`: of the questions.
     """
 
     def arrays(
         self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
     ) -> Arrays:
+        texts, place = np.unique(self.owners[part], return_inverse=True)
+        rows, layout = self.divided(texts)
+        firsts = np.searchsorted(self.owners, texts)  # the first window of each text
+        chosen = layout.starts[place] + part - firsts[place]
+        return {
+            **self.laid_out(rows, chosen, packed),
+            "labels": self.targets(texts, layout)[chosen],
+            "weight": weight / np.float32(len(step)),
+            "texts": texts[place],
+            "n_texts": int(np.count_nonzero(weight)),
+        }
+
+    def whole(self, part: np.ndarray) -> Arrays:
         rows, layout = self.divided(part)
+        count = len(layout.text)
+        return {
+            **self.laid_out(rows, np.arange(count), False),
+            "labels": self.targets(part, layout),
+            "weight": np.full(count, 1 / count, np.float32),
+            "texts": part,
+            "layout": layout,
+            "words": [self.words[text] for text in part.tolist()],
+            "n_texts": len(part),
+        }
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """The question of each window, int64 [windows]."""
+        counts, _ = windows.row_sizes(self.split.encodings)
+        return np.repeat(np.arange(len(counts)), counts)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each window, int64 [windows]."""
+        _, tokens = windows.row_sizes(self.split.encodings)
+        return tokens[self.owners]
+
+    @property
+    def lines(self) -> np.ndarray:
+        return self.split.lines[self.owners]
+
+    def laid_out(self, rows: Encodings, chosen: np.ndarray, packed: bool) -> Arrays:
+        """The windows `chosen` (int64) of `rows`: `inputs`, `places`, `masked` and `n_tokens`."""
         batch = batching.collate(
             rows,
-            np.arange(len(rows.ids)),
+            chosen,
             packed=packed,
             max_length=self.job.data.max_length,
             pad_id=self.tokenizer.pad_id,
         )
-        lengths, firsts = np.asarray(rows.lengths), batch.first[np.argsort(batch.order)]
+        lengths = np.asarray(rows.lengths)[chosen]
         columns = np.arange(lengths.max())
         masked = columns >= lengths[:, None]
         return {
             "inputs": network_inputs(batch),
-            "places": np.where(masked, 0, columns) + firsts[:, None],
+            "places": np.where(masked, 0, columns) + batch.first[np.argsort(batch.order)][:, None],
             "masked": masked,
-            "labels": self.targets(part, layout),
-            "weight": weight[layout.text] / np.float32(self.counts[step].sum()),
-            "texts": part,
-            "layout": layout,
-            "words": [self.words[text] for text in part.tolist()],
-            "n_texts": int(np.count_nonzero(weight)),
             "n_tokens": batch.n_tokens,
         }
-
-    @cached_property
-    def text_lengths(self) -> np.ndarray:
-        """A step has all windows of a question."""
-        return windows.row_tokens(self.split.encodings)
-
-    @cached_property
-    def counts(self) -> np.ndarray:
-        """Windows of each question, int64 [questions]."""
-        counts: np.ndarray = -(-self.text_lengths // self.job.data.max_length)
-        return counts
 
     def divided(self, part: np.ndarray) -> tuple[Encodings, Layout]:
         encodings = self.split.encodings
