@@ -316,25 +316,17 @@ def kept():
     from fleetbert.compression.importance import Kept
 
     units = np.random.default_rng(0).permuted(np.tile(np.arange(128), (2, 1)), axis=1)
-    return Kept(np.array([[0, 2], [1, 3]]), np.sort(units[:, :48], axis=1))
+    return Kept(np.arange(2), np.array([[0, 2], [1, 3]]), np.sort(units[:, :48], axis=1))
 
 
 @pytest.fixture(scope="session")
-def pruned_program(whole_program, kept, tmp_path_factory) -> Path:
-    """That program with only these."""
-    from fleetbert.compression import from_program, prune
-    from fleetbert.graph import program as programs
+def pruned_program(kept, tmp_path_factory) -> Path:
+    """That of a classifier with only these."""
+    from fleetbert.compression import prune
+    from fleetbert.export import program as export
 
     path = tmp_path_factory.mktemp("pruned")
-    program = programs.read(whole_program / "model.pdmodel")
-    arrays = programs.read_parameters(program, whole_program / "model.pdiparams")
-    names = from_program.names(program, "tiny").parameters
-    tensors = {names[name]: array for name, array in arrays.items()}
-    narrow = prune.narrow_tensors(tensors, kept, 16)
-    arrays = {name: narrow[own] for name, own in names.items()}
-    prune.narrow_program(program, arrays, 2)
-    programs.write(path / "model.pdmodel", program)
-    (path / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
+    export.save_program(prune.narrow(make_network(), kept), path)
     return path
 
 

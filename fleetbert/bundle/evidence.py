@@ -98,8 +98,9 @@ class Golden(Strict):
 
 
 class Pruning(Strict):
-    """What `prune` removed. heads, feed_forward: of each layer, [before, after]; kept_heads: their
-    numbers, by layer; importance_of_heads: [layers, heads]; lost_importance: by part."""
+    """What `prune` removed. heads, feed_forward: of each layer that stays, [before, after];
+    kept_heads: their numbers, by layer, none of a layer that went; importance_of_heads: [layers,
+    heads]; lost_importance: by part."""
 
     heads: Tuple[int, int]
     feed_forward: Tuple[int, int]

@@ -142,7 +142,7 @@ def worst(variant: bundles.Variant, most: int = 3) -> str:
         names = sorted(lost, key=lambda name: -lost[name])[:most]
         return (
             f"the parts that lost most of what matters are {', '.join(names)}; a smaller "
-            "prune.heads or prune.feed_forward leaves more, and more trainer.epochs mend more"
+            "prune.layers, heads or feed_forward leaves more, and more trainer.epochs mend more"
         )
     errors = report.of_layers(variant, "output_errors")
     if not errors:

@@ -1,7 +1,7 @@
-"""Pruning: whole attention heads and feed-forward units go, and what stays is trained on.
+"""Pruning: whole layers, attention heads and feed-forward units go, and what stays is trained on.
 
 Nothing is masked: q, k, v and linear1 lose columns, the attention's output and linear2 lose rows,
-so that any engine runs the smaller program as it runs the larger one. A head keeps its width; the
+so that the result is a smaller BERT, which is exported as any other. A head keeps its width; the
 hidden size stays.
 
 PaddleSlim's OFA with PaddleNLP's `ofa_utils` (2.8.1) prunes so too, but does not fit: it takes
@@ -11,37 +11,35 @@ and ranks, and takes magnitudes of gradients that are added up over texts, whose
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from pathlib import Path
-from typing import Iterator, NamedTuple, cast
+from typing import Iterator, NamedTuple
 
 import numpy as np
-import paddle
+from paddle.utils import unique_name
 
 from fleetbert import bundle as bundles
-from fleetbert.compat.static_graph import static_graph
-from fleetbert.compression import from_program, importance, tuning
+from fleetbert.compression import importance, tuning
 from fleetbert.compression.importance import Importance, Kept
 from fleetbert.compression.work import Ready, Work
-from fleetbert.export.program import versions
-from fleetbert.graph import program as programs
-from fleetbert.graph.program import ProgramDesc
-from fleetbert.models import sources, task_heads, weights
-from fleetbert.models.network import FIELDS, Shape
+from fleetbert.data import tokenizers
+from fleetbert.export.program import export_program, versions
+from fleetbert.models.task_heads import Headed
 from fleetbert.tasks import loss as losses
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import Arrays
 
 log = logging.getLogger(__name__)
 
+LAYERS = "bert.encoder.layers."
+
 
 class Pruned(NamedTuple):
-    """arrays: trained parameters under the source program's names; network: in evaluation mode, as
-    it was trained."""
+    """network: trained, in evaluation mode."""
 
-    arrays: dict[str, np.ndarray]
-    network: paddle.nn.Layer
+    network: Headed
     importance: Importance
     kept: Kept
 
@@ -50,129 +48,101 @@ def prepare(work: Work) -> Ready | None:
     """Prune the job's source and train it on, or go on from the newest checkpoint.
 
     `job.output_dir` then holds what a training run leaves but model/ and bundle/. None on ranks
-    other than the first. UserError for what training or the bundle's program does not take.
+    other than the first. UserError for what training does not take.
     """
-    names = from_program.names(work.source.program, f"{work.bundle.root}: {work.job.source}")
     measured: Importance
     kept: Kept
 
-    def change(task: tuning.Tuned, whole: paddle.nn.Layer, connected: Single) -> None:
+    def change(task: tuning.Tuned, whole: Headed, connected: Single) -> None:
         nonlocal measured, kept
-        measured = connected.from_first(
-            lambda: importance.measure(whole, _batches(task), losses.of(task.task))
-        )
-        settings = work.job.prune
-        kept = importance.choose(measured, settings.heads, settings.feed_forward)
-        task.network = narrow(whole, kept, work.bundle)
+        measured, kept = connected.from_first(lambda: choose(task, whole))
+        task.network = narrow(whole, kept)
         if connected.rank == 0:
-            log.info(
-                f"each layer keeps {kept.heads.shape[1]} of {measured.heads.shape[1]} attention "
-                f"heads and {kept.units.shape[1]} of {measured.feed_forward.shape[1]} feed-forward "
-                "units"
-            )
+            log.info(describe(measured, kept))
 
     network = tuning.train(work, change)
     if network is None:
         return None
-    pruned = Pruned(tuning.parameters(network, names), network, measured, kept)
-    return Ready(work.source, functools.partial(write, work, pruned))
+    return Ready(work.source, functools.partial(write, work, Pruned(network, measured, kept)))
 
 
-def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> paddle.nn.Layer:
-    """A network with only those heads and units of a classifier."""
-    whole = network.network.config
-    shape = cast(Shape, {field: getattr(whole, field) for field in FIELDS})
-    shape["kept_heads"], shape["intermediate_size"] = kept.heads.shape[1], kept.units.shape[1]
-    shape["pooler_act"] = whole.pooler_act
-    if bundle.task.pooling is not None:
-        shape["pooling"] = bundle.task.pooling
+def choose(task: tuning.Tuned, whole: Headed) -> tuple[Importance, Kept]:
+    """What stays of a network, by texts of the training, and what that was decided by."""
+    settings, objective, batches = task.job.prune, losses.of(task.task), list(_batches(task))
+    measured = importance.measure(whole, batches, objective)
+    layers = importance.choose_layers(whole, batches, objective, settings.layers)
+    return measured, importance.choose(measured, layers, settings.heads, settings.feed_forward)
+
+
+def describe(measured: Importance, kept: Kept) -> str:
+    (layers, heads), units = measured.heads.shape, measured.feed_forward.shape[1]
+    gone = ", ".join(map(str, np.setdiff1d(np.arange(layers), kept.layers)))
+    removed = f"of {layers} layers these go: {gone}; " if gone else ""
+    return (
+        f"{removed}each layer keeps {kept.heads.shape[1]} of {heads} attention heads and "
+        f"{kept.units.shape[1]} of {units} feed-forward units"
+    )
+
+
+def narrow(network: Headed, kept: Kept) -> Headed:
+    """A network with only those layers, heads and units of another."""
+    layers, heads = kept.heads.shape
+    config = dataclasses.replace(
+        network.network.config,
+        num_hidden_layers=layers,
+        kept_heads=heads,
+        intermediate_size=kept.units.shape[1],
+    )
     tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
     width = network.network.bert.encoder.layers[0].self_attn.head_dim
-    source = sources.Source(
-        str(bundle.root), shape, bundle.tokenizer, narrow_tensors(tensors, kept, width)
-    )
-    pruned = task_heads.build(
-        bundle.task.name, weights.bert_config(source, whole.num_labels, whole.vocab_size)
-    )
-    weights.load(pruned, source)
-    return pruned
+    narrowed = type(network)(config)
+    narrowed.network.set_state_dict(narrow_tensors(tensors, kept, width))
+    return narrowed
 
 
 def narrow_tensors(tensors: dict[str, np.ndarray], kept: Kept, width: int) -> dict[str, np.ndarray]:
     """The tensors (PaddleNLP's names) without what is not kept; width: columns of a head."""
-    narrowed = dict(tensors)
-    for layer, (some_heads, units) in enumerate(zip(*kept)):
+    narrowed = {name: array for name, array in tensors.items() if not name.startswith(LAYERS)}
+    for number, (layer, some_heads, units) in enumerate(zip(*kept)):
         columns = (some_heads[:, None] * width + np.arange(width)).ravel()
-        prefix = f"bert.encoder.layers.{layer}."
+        before, after = f"{LAYERS}{layer}.", f"{LAYERS}{number}."
+        part = {n[len(before) :]: array for n, array in tensors.items() if n.startswith(before)}
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "linear1"):
             chosen = units if name == "linear1" else columns
             for kind in ("weight", "bias"):
-                narrowed[f"{prefix}{name}.{kind}"] = tensors[f"{prefix}{name}.{kind}"][..., chosen]
+                part[f"{name}.{kind}"] = part[f"{name}.{kind}"][..., chosen]
         for name, chosen in (("self_attn.out_proj", columns), ("linear2", units)):
-            narrowed[f"{prefix}{name}.weight"] = tensors[f"{prefix}{name}.weight"][chosen]
+            part[f"{name}.weight"] = part[f"{name}.weight"][chosen]
+        narrowed.update({after + name: array for name, array in part.items()})
     return narrowed
 
 
 def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
-    """The source's program, narrowed and with the trained parameters; its logits are compared with
-    the network's."""
-    program = programs.copy(work.source.program)
-    narrow_program(program, pruned.arrays, pruned.kept.heads.shape[1])
-    programs.write_model(folder, program, pruned.arrays)
-    measured, kept = pruned.importance, pruned.kept
-    variant = bundles.ProgramVariant(
+    """The program of the trained network, whose logits are compared with the network's."""
+    bundle, (_, measured, kept) = work.bundle, pruned
+    # Without the training's changes, and named as in a process of its own.
+    with unique_name.guard():
+        network = type(pruned.network)(pruned.network.network.config)
+    network.set_state_dict(pruned.network.state_dict())
+    opened = tokenizers.open(bundle)
+    limits = {"max_length": bundle.max_length, "vocab_size": opened.vocab_size}
+    difference = export_program(network, folder, pad_id=opened.pad_id, **limits)
+    kept_heads: list[list[int]] = [[] for _ in measured.heads]
+    for layer, some_heads in zip(kept.layers, kept.heads):
+        kept_heads[layer] = some_heads.tolist()
+    return bundles.ProgramVariant(
         name="pruned-float32",
         runs_on=["x86", "gpu", "armv8"],
         versions=versions(),
         pruning=bundles.Pruning(
             heads=(measured.heads.shape[1], kept.heads.shape[1]),
             feed_forward=(measured.feed_forward.shape[1], kept.units.shape[1]),
-            kept_heads=kept.heads.tolist(),
+            kept_heads=kept_heads,
             importance_of_heads=measured.heads.tolist(),
             lost_importance=importance.lost(measured, kept),
         ),
+        max_difference_to_network=difference,
     )
-    return tuning.beside_network(variant, folder, pruned.network, work)
-
-
-def narrow_program(program: ProgramDesc, arrays: dict[str, np.ndarray], heads: int) -> None:
-    """Let a classifier's program have the parameters `arrays` and so many heads, in place.
-
-    Names stay the same, so that `skip` and a report mean the same layers in both.
-    """
-    block = program.blocks[0]
-    for variable in block.vars:
-        if variable.name in arrays:
-            variable.type.lod_tensor.tensor.dims[:] = arrays[variable.name].shape
-    width = 0
-    for op in block.ops:
-        if op.type != "reshape2":
-            continue
-        shape = list(programs.attribute(op, "shape").ints)
-        if len(shape) == 4:  # [texts, length, hidden] -> [texts, length, heads, width]
-            width = shape[3]
-            shape[2] = heads
-        else:  # and back
-            shape[2] = heads * width
-        programs.set_attributes(op, shape=shape)
-    _infer_shapes(program)
-
-
-def _infer_shapes(program: ProgramDesc) -> None:
-    """Give all variables the shapes that follow from the parameters' and the operators'."""
-    with static_graph():
-        known = paddle.static.Program.parse_from_string(program.SerializeToString())
-    block = known.global_block()
-    for op in block.ops:
-        if op.type not in ("feed", "fetch"):
-            op.desc.infer_shape(block.desc)
-    shapes = {
-        variable.name: variable.type.lod_tensor.tensor.dims
-        for variable in ProgramDesc.FromString(known.desc.serialize_to_string()).blocks[0].vars
-    }
-    for variable in program.blocks[0].vars:
-        if variable.type.HasField("lod_tensor"):
-            variable.type.lod_tensor.tensor.dims[:] = shapes[variable.name]
 
 
 def _batches(task: tuning.Tuned) -> Iterator[Arrays]:

@@ -178,15 +178,16 @@ def _removed(made: bundles.Variant) -> Section:
     if pruning is None:
         return Section("", [])
     label = "importance removed (change of the loss, to first order)"
-    heads, units = pruning.heads, pruning.feed_forward
+    heads, units, layers = pruning.heads, pruning.feed_forward, pruning.kept_heads
     return Section(
         "Pruning: what was removed",
         [
             Figure("Attention heads", _heads(pruning)),
             Figure("By part", _bars(pruning.lost_importance, TRAIN, label)),
             Text(
-                f"Each layer keeps {heads[1]} of {heads[0]} attention heads and {units[1]} of "
-                f"{units[0]} feed-forward units."
+                f"{sum(map(bool, layers))} of {len(layers)} layers stay. Each layer keeps "
+                f"{heads[1]} of {heads[0]} attention heads and {units[1]} of {units[0]} "
+                "feed-forward units."
             ),
         ],
     )

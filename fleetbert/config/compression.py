@@ -142,6 +142,13 @@ class SoftLabels(Section):
 
 
 class Prune(Section):
+    layers: float = key(
+        0.0,
+        "fraction of the encoder's layers to remove, those without which the loss is smallest; at "
+        "least one stays",
+        ge=0,
+        lt=1,
+    )
     heads: float = key(
         0.33, "fraction of each layer's attention heads to remove; at least one stays", ge=0, lt=1
     )
@@ -153,7 +160,8 @@ class Prune(Section):
     )
     texts: int = key(
         1024,
-        "texts of data.train, a random sample, that show which heads and units matter least",
+        "texts of data.train, a random sample, that show which layers, heads and units matter "
+        "least",
         ge=1,
     )
 
@@ -182,9 +190,9 @@ class Quantize(Section):
         "static",
         "method of compression: dynamic: integer weights, needs no data; static: int8 weights and "
         "activations, needs calibration.data; qat: quantization-aware training, needs data.train "
-        "(other keys default to configs/quantize/qat.yaml); prune: fewer attention heads and "
-        "feed-forward units in float32, needs data.train; onnx: int8 by ONNX Runtime, needs "
-        "calibration.data; bfloat16: needs a processor with AVX512-BF16 or AMX; paddleslim: "
+        "(other keys default to configs/quantize/qat.yaml); prune: fewer layers, attention "
+        "heads and feed-forward units in float32, needs data.train; onnx: int8 by ONNX Runtime, "
+        "needs calibration.data; bfloat16: needs a processor with AVX512-BF16 or AMX; paddleslim: "
         "PaddleSlim's AutoCompression, needs calibration.data; vocabulary: a new bundle with fewer "
         "tokens, from which other methods start, needs vocabulary.data",
         common_for=QUANTIZE,
@@ -256,8 +264,11 @@ class Quantize(Section):
         if self.method == "prune":
             if self.skip:
                 raise ValueError("skip: method: prune takes as much from every layer; leave it out")
-            if not self.prune.heads and not self.prune.feed_forward:
-                raise ValueError("prune.heads: is 0, and so is prune.feed_forward: nothing to do")
+            if not (self.prune.layers or self.prune.heads or self.prune.feed_forward):
+                raise ValueError(
+                    "prune.heads: is 0, and so are prune.layers and prune.feed_forward: nothing to "
+                    "do"
+                )
         if self.method == "paddleslim" and self.skip:
             raise ValueError(
                 "skip: PaddleSlim's own file says what stays in float32; leave it out, or choose "

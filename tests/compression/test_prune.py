@@ -16,7 +16,7 @@ from compressing import add_trained, content, in_two_ranks, job, values
 from scipy import special
 
 from fleetbert import bundle as bundles
-from fleetbert.compression import from_program, importance, pipeline, tuning
+from fleetbert.compression import from_program, importance, pipeline, prune, tuning
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
@@ -135,7 +135,7 @@ def test_heads_and_units_that_do_nothing_go_first(whole_program, batches):
         tensors = scaled(tensors, layer, "units", np.arange(128) % 2)
     network = build(tensors)
     found = importance.measure(network, [as_tensors(batch) for batch in batches], LOSS)
-    kept = importance.choose(found, 0.5, 0.5)
+    kept = importance.choose(found, np.arange(2), 0.5, 0.5)
     assert kept.heads.tolist() == [[0, 2], [1, 3]]
     assert not np.isin(kept.units, idle_units).any()
     assert set(importance.lost(found, kept).values()) == {0.0}
@@ -175,7 +175,43 @@ def test_a_program_that_training_does_not_export_is_refused(tiny_bundle):
         from_program.names(program, "here")
 
 
-def test_shares_become_numbers():
+@pytest.mark.parametrize("place", range(3))
+def test_a_layer_that_does_nothing_goes_first(whole_program, batches, place):
+    """It adds zeros to what a LayerNorm gave, and normalizes once more."""
+    prefix, tensors = "bert.encoder.layers.", tensors_of(whole_program)
+    layers = [
+        {n[len(prefix) + 2 :]: a for n, a in tensors.items() if n.startswith(f"{prefix}{layer}.")}
+        for layer in range(2)
+    ]
+    idle = {name: np.full_like(a, name.startswith("norm")) for name, a in layers[0].items()}
+    idle.update({name: np.zeros_like(a) for name, a in idle.items() if name.endswith("bias")})
+    layers.insert(place, idle)
+    deep = {name: array for name, array in tensors.items() if not name.startswith(prefix)}
+    for number, layer in enumerate(layers):
+        deep.update({f"{prefix}{number}.{name}": array for name, array in layer.items()})
+    network = build(deep, num_hidden_layers=3)
+    given = [as_tensors(batch) for batch in batches]
+    measured = importance.measure(network, given, LOSS)
+    chosen = importance.choose_layers(network, given, LOSS, 0.33)
+    assert chosen.tolist() == [layer for layer in range(3) if layer != place]
+    kept = importance.choose(measured, chosen, 0, 0)
+    inputs = batches[0]["inputs"]
+    expected = tuning.answers(build(tensors), inputs)
+    for some in (network, prune.narrow(network, kept)):
+        np.testing.assert_allclose(tuning.answers(some, inputs), expected, atol=1e-3)
+    lost = importance.lost(measured, kept)
+    assert {part for part, value in lost.items() if value} <= {
+        f"layer {place} attention",
+        f"layer {place} feed-forward",
+    }
+
+
+def test_shares_become_numbers(whole_program, batches):
+    network = build(tensors_of(whole_program))
+    given = [as_tensors(batch) for batch in batches]
+    for share, layers in [(0, 2), (0.2, 2), (0.5, 1), (0.99, 1)]:
+        assert len(importance.choose_layers(network, given, LOSS, share)) == layers
+    assert len(network.network.bert.encoder.layers) == 2
     found = importance.Importance(np.ones((2, 12)), np.ones((2, 1536)))
     for shares, units, expected in [
         (0.33, 0.5, (8, 768)),
@@ -183,10 +219,11 @@ def test_shares_become_numbers():
         (0.0, 0.33, (12, 1024)),
         (0.5, 0.0, (6, 1536)),
     ]:
-        kept = importance.choose(found, shares, units)
+        kept = importance.choose(found, np.arange(2), shares, units)
         assert (kept.heads.shape[1], kept.units.shape[1]) == expected
     with pytest.raises(UserError, match=r"prune\.heads: 0\.02 of 12 heads"):
-        importance.choose(found, 0.02, 0.001)
+        importance.choose(found, np.arange(2), 0.02, 0.001)
+    assert importance.choose(found, np.array([1]), 0, 0).layers.tolist() == [1]
 
 
 @pytest.fixture(scope="module")
@@ -210,8 +247,6 @@ def test_the_variant_is_smaller_and_what_was_trained(done, trained):
     assert variant.accuracy[0].accuracy > 0.8
     program = programs.read(bundle / "pruned-float32" / "model.pdmodel")
     arrays = programs.read_parameters(program, bundle / "pruned-float32" / "model.pdiparams")
-    whole = programs.read(bundle / "float32" / "model.pdmodel")
-    assert programs.parameter_names(program) == programs.parameter_names(whole)
     for name, array in arrays.items():
         described = programs.variable(program.blocks[0], name).type.lod_tensor.tensor
         assert list(described.dims) == list(array.shape)
@@ -225,7 +260,7 @@ def test_the_variant_is_smaller_and_what_was_trained(done, trained):
         trained / "float32" / "model.pdiparams"
     ).read_bytes()
     page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
-    assert "Each layer keeps 1 of 2 attention heads and 48 of 128" in page
+    assert "2 of 2 layers stay. Each layer keeps 1 of 2 attention heads and 48 of 128" in page
     assert "data:image" not in page  # nothing that the page's policy would refuse to show
     summary = bundle.with_name("run") / "summary.json"
     assert json.loads(summary.read_text())["steps"] == 9
@@ -242,7 +277,7 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
     bundle = Path(shutil.copytree(done[0], tmp_path / "bundle"))
     changes = {"source": "pruned-float32", "gate.max_accuracy_drop": 0.1}
     if method == "prune":
-        changes["prune"] = {"heads": 0, "feed_forward": 0.3}
+        changes["prune"] = {"layers": 0.5, "heads": 0, "feed_forward": 0.3}
     pipeline.quantize(job(bundle, tiny_data, method, changes))
     made = "pruned-float32" if method == "prune" else f"int8-{method}"
     variant = bundles.read(bundle).variant(f"pruned-{made}")
@@ -254,6 +289,11 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
     assert variant.accuracy[0].accuracy > 0.8
     if method == "prune":
         assert variant.pruning.feed_forward == (48, 32)
+        assert sorted(map(len, variant.pruning.kept_heads)) == [0, 1]
+        shape = from_program.open_bundle(bundles.read(bundle), 0.0, variant.name).shape
+        assert (shape["num_hidden_layers"], shape["intermediate_size"]) == (1, 32)
+        page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
+        assert "1 of 2 layers stay" in page
     elif method == "qat":
         assert variant.max_difference_to_network < 0.02
     else:
