@@ -27,7 +27,7 @@ from fleetbert.compression.distill.job import distill
 from fleetbert.compression.gate import Gate, Sample, in_turns
 from fleetbert.compression.texts import draw
 from fleetbert.core import files, locks, resumable
-from fleetbert.core.errors import GateFailed, Stopped, UserError
+from fleetbert.core.errors import GateFailed, UserError, of_system
 from fleetbert.core.progress import bar
 from fleetbert.data.ragged import Texts
 from fleetbert.engines import answer, evaluate
@@ -314,9 +314,9 @@ def _try(search: Search, name: str) -> Candidate:
             made = STEPS[step](search, made, folder)
             files.write_json(former, [str(made.bundle.relative_to(folder)), made.variant])
         return search.measured(name, made)
-    except Stopped:
-        raise
     except UserError as error:
+        if of_system(error):  # the same command tries it again
+            raise
         return Candidate(name=name, failed=str(error))
 
 

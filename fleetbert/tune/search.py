@@ -22,9 +22,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fleetbert import config, tasks
 from fleetbert.compat import environment
-from fleetbert.core import files, locks, resumable
-from fleetbert.core.errors import Stopped, UserError
-from fleetbert.core.log import start as start_log
+from fleetbert.core import errors, files, locks, resumable
+from fleetbert.core.errors import UserError
 from fleetbert.data import read
 from fleetbert.tune import space as spaces
 from fleetbert.tune.report import write_report
@@ -42,6 +41,10 @@ class Tuned(NamedTuple):
     best: FrozenTrial
     config: Path
     report: Path
+
+
+class _Failed(Exception):
+    """Of one trial; the others go on."""
 
 
 def tune(job: config.Config, text: str, trials: int = 20, workers: int = 1) -> Tuned:
@@ -148,13 +151,10 @@ def _start(job: str, text: str, worker: int, trials: int) -> None:
     """What a process of several does."""
     from fleetbert.training import stopping
 
-    start_log()
     stopping.expect()
     environment.import_paddle()
-    try:
-        _work(config.Config.model_validate_json(job), text, worker, trials)
-    except Stopped:
-        raise SystemExit(Stopped.code) from None
+    settings = config.Config.model_validate_json(job)
+    errors.run(lambda _: _work(settings, text, worker, trials), [])
 
 
 def _work(job: config.Config, text: str, worker: int, trials: int) -> None:
@@ -173,12 +173,15 @@ def _work(job: config.Config, text: str, worker: int, trials: int) -> None:
         try:
             value = runs.run(spaces.of_trial(job, values, str(folder / name)), trial)
         except UserError as error:
+            if errors.of_system(error):  # the same command tries it again
+                raise
             trial.set_user_attr("failed", str(error))
             log.warning(f"{name}: {error}")
             failed = sum("failed" in each.user_attrs for each in study.get_trials(deepcopy=False))
             if failed >= FAILED and not _has_succeeded(study):
                 study.stop()
-            raise
+            _forget_checkpoints(folder / name)
+            raise _Failed from error
         except optuna.TrialPruned:
             log.info(f"{name}: pruned")
             _forget_checkpoints(folder / name)
@@ -186,7 +189,7 @@ def _work(job: config.Config, text: str, worker: int, trials: int) -> None:
         _forget_checkpoints(folder / name)
         return value
 
-    study.optimize(objective, n_trials=trials, catch=(UserError,))
+    study.optimize(objective, n_trials=trials, catch=(_Failed,))
 
 
 def _forget_checkpoints(run: Path) -> None:

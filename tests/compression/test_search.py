@@ -115,6 +115,19 @@ def test_without_budgets_all_are_tried_and_a_killed_search_goes_on(job, monkeypa
         search.compress(job(epochs=2))
 
 
+def test_what_the_machine_refuses_is_no_fault_of_a_candidate(job, monkeypatch):
+    """The same command tries it again."""
+
+    def full(*_: object):
+        raise UserError("no room") from OSError("No space left on device")
+
+    monkeypatch.setitem(search.STEPS, "vocabulary", full)
+    settings = job(candidates=["vocabulary"])
+    with pytest.raises(UserError, match="no room"):
+        search.compress(settings)
+    assert not (Path(settings.output_dir) / "search.json").exists()
+
+
 def test_budgets_that_nothing_meets_are_told_with_the_nearest(job):
     settings = job(budget={"mb": 0.001}, candidates=["vocabulary"])
     with pytest.raises(GateFailed, match=r"no candidate meets 0.001 MB.*nearest is vocab"):

@@ -88,7 +88,12 @@ def test_the_best_settings_of_several_trials(tiny_data, tmp_path):
     assert commands.call(*words, "trainer.seed=4") == 2
 
 
-def test_a_killed_search_goes_on_where_it_was(job, tmp_path, monkeypatch):
+FULL = UserError("no room")
+FULL.__cause__ = OSError("No space left on device")
+
+
+@pytest.mark.parametrize("error", [Stopped("SIGTERM"), FULL], ids=["killed", "full"])
+def test_a_search_goes_on_where_it_was(error, job, tmp_path, monkeypatch):
     """With the trial that was running, from its checkpoint; what it reported is kept."""
     from fleetbert.training.loop import Run
     from fleetbert.tune import search, trial
@@ -96,10 +101,10 @@ def test_a_killed_search_goes_on_where_it_was(job, tmp_path, monkeypatch):
     class Killed(trial.Reports):
         def on_step(self, run: Run) -> None:
             if self.trial.number == 1 and run.state.epoch == 1 and run.state.position == 2:
-                raise Stopped("SIGTERM")
+                raise error
 
     monkeypatch.setattr(trial, "Reports", Killed)
-    with pytest.raises(Stopped):
+    with pytest.raises(type(error)):
         search.tune(job, "learning_rate=1e-3|2e-3", trials=3)
     assert [t.state.name for t in trials(tmp_path / "run")] == ["COMPLETE", "FAIL"]
     killed = trials(tmp_path / "run")[1].params
@@ -147,3 +152,13 @@ def test_what_cannot_be_tuned_is_refused(changes, sentence, tiny_data, tmp_path)
         with pytest.raises(UserError, match=sentence):
             search.tune(tiny_job.job(tiny_data, tmp_path / "run", changes), SPACE, trials=5)
         changes = {**changes, "trainer.epochs": 3}
+
+
+def test_nothing_of_failed_trials_stands_in_the_way(tiny_data, tmp_path, monkeypatch):
+    from fleetbert.tune import search, trial
+
+    monkeypatch.setattr(trial, "_value", lambda *_: float("nan"))
+    for seed in (1, 2):
+        job = tiny_job.job(tiny_data, tmp_path / "run", {"trainer.epochs": 1, "trainer.seed": seed})
+        with pytest.raises(UserError, match="the first says: the dev texts gave no number"):
+            search.tune(job, SPACE, trials=5)
