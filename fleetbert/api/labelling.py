@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterable, Mapping, Sequence, Union, cast
 
+from fleetbert import bundle as bundles
 from fleetbert import config as configs
 from fleetbert.api.model import PathLike
 from fleetbert.compat import environment
@@ -47,14 +48,17 @@ def label(
             raise UserError(f"texts[{number}]: is {text!r}; give texts that are not blank")
     if not given:
         raise UserError("texts: there are none; give the texts to label")
+    path = None if bundle is None else Path(below_home(bundle))
+    if path is not None:
+        bundles.check_replaceable(path)
     environment.import_paddle()
     from fleetbert import tasks
     from fleetbert.export import from_names  # loads Paddle
 
     model = configs.Model(init=os.fspath(init))
     classifier, logits = from_names.classify(model, described, given)
-    if bundle is not None:
-        classifier.write(Path(below_home(bundle)))
+    if path is not None:
+        classifier.write(path)
     answers = tasks.CLASSIFICATION.answer.to_answers(classifier.labels, logits, None)
     return cast("list[LabelAnswer]", answers)
 

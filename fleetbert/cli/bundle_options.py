@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Iterator, get_args
 
 from fleetbert import config
 from fleetbert.core import device as devices
+from fleetbert.core import files
 from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -116,5 +118,26 @@ def open_input(name: str) -> Iterator[BinaryIO]:
         except OSError as error:
             raise UserError(
                 f"--input {name}: {error.strerror}; name a file, or - for stdin"
+            ) from None
+        yield stream
+
+
+@contextmanager
+def open_output(name: str, source: str) -> Iterator[BinaryIO]:
+    """A stream for the answers to the file `source`; a regular file appears when it is complete."""
+    if "-" not in (name, source) and os.path.realpath(name) == os.path.realpath(source):
+        raise UserError(f"--output {name} and the input are the same file: name another")
+    if name == "-":
+        yield sys.stdout.buffer
+        return
+    final = Path(os.path.realpath(name))
+    special = final.exists() and not final.is_file() and not final.is_dir()  # /dev/null, a pipe
+    with ExitStack() as stack:
+        try:
+            opened = final.open("wb") if special else files.replacing(final)
+            stream = stack.enter_context(opened)
+        except OSError as error:
+            raise UserError(
+                f"--output {name}: {error.strerror}; name a file that can be written"
             ) from None
         yield stream

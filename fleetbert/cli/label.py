@@ -7,11 +7,10 @@ import csv
 import io
 import json
 import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleetbert.cli.bundle_options import add_columns, columns
+from fleetbert.cli.bundle_options import add_columns, columns, open_output
 from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -73,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from fleetbert import tasks
     from fleetbert.api.labelling import label
-    from fleetbert.core import files
     from fleetbert.tasks import unlabelled
 
     if not 0 <= arguments.abstain <= 1:
@@ -90,14 +88,10 @@ def run(arguments: argparse.Namespace) -> None:
             "--bundle by fleetbert evaluate, or learn from them with task.few_shot"
         )
     texts = [example.text_a for example in examples]
-    answers = label(texts, labels, init=arguments.init, bundle=arguments.bundle)
-    table, abstained = _table(texts, answers, arguments.abstain, suffix)
-    if arguments.output == "-":
-        sys.stdout.write(table)
-    else:
-        path = Path(arguments.output)
-        with files.writing(path), files.replacing(path) as stream:
-            stream.write(table.encode())
+    with open_output(arguments.output, arguments.texts) as stream:
+        answers = label(texts, labels, init=arguments.init, bundle=arguments.bundle)
+        table, abstained = _table(texts, answers, arguments.abstain, suffix)
+        stream.write(table.encode())
     log.info(f"labelled {len(texts) - abstained} of {len(texts)} texts, abstained from {abstained}")
 
 

@@ -6,11 +6,10 @@ import argparse
 import json
 import logging
 import os
-import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Iterator
+from typing import TYPE_CHECKING
 
 from fleetbert.cli.bundle_options import (
     add_columns,
@@ -18,8 +17,9 @@ from fleetbert.cli.bundle_options import (
     columns,
     load,
     open_input,
+    open_output,
 )
-from fleetbert.core import extras, files
+from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -125,9 +125,6 @@ def run(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import answer
     from fleetbert.engines.table import TableEngine
 
-    given = (arguments.input, arguments.output)
-    if "-" not in given and len(set(map(os.path.realpath, given))) == 1:
-        raise UserError(f"--input and --output are the same file, {arguments.output}: name another")
     least = arguments.abstain
     if least is not None and not 0 <= least <= 1:
         raise UserError(f"--abstain is {least}; it has to be from 0 to 1")
@@ -154,7 +151,8 @@ def run(arguments: argparse.Namespace) -> None:
                 f"--abstain: {arguments.bundle} answers the task {model.task.name}, which picks no "
                 "label; leave it out"
             )
-        with _open_output(arguments.output) as output, answer.progress() as bar:
+        output = stack.enter_context(open_output(arguments.output, arguments.input))
+        with answer.progress() as bar:
             jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
             windows = answer.answer_lines(model, stream, jsonl, columns=names, form=form)
             for objects, counts in windows:
@@ -243,22 +241,3 @@ def _shard(words: str | None) -> tuple[int, int]:
     if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise UserError(f"--shard {words}: say I/N, such as 0/4, I from 0 to N-1")
     return int(number), int(count)
-
-
-@contextmanager
-def _open_output(name: str) -> Iterator[BinaryIO]:
-    """A stream for answers; a regular file appears when it is complete."""
-    if name == "-":
-        yield sys.stdout.buffer
-        return
-    final = Path(os.path.realpath(name))
-    special = final.exists() and not final.is_file() and not final.is_dir()  # /dev/null, a pipe
-    with ExitStack() as stack:
-        try:
-            opened = final.open("wb") if special else files.replacing(final)
-            stream = stack.enter_context(opened)
-        except OSError as error:
-            raise UserError(
-                f"--output {name}: {error.strerror}; name a file that can be written"
-            ) from None
-        yield stream

@@ -11,6 +11,7 @@ import pytest
 import tiny_bert
 
 import fleetbert
+from fleetbert.export import from_names
 
 RANDOM = np.random.default_rng(0)
 NAMES = ["word1 word2", "word30_word31", "字3"]
@@ -90,13 +91,22 @@ def test_without_certainty_it_abstains(tiny_encoder, tmp_path, capsys):
         (("--labels", "a,b", "--descriptions", "{y}"), "describes 'c', which is not among"),
         (("--descriptions", "{bad}"), "has to hold `label: what describes it` lines"),
         (("--labels", "a,b", "--init", "random"), "random weights know no names of labels"),
+        (("--labels", "a,b", "--output", "{texts}"), "texts.tsv and the input are the same file"),
+        (("--labels", "a,b", "--output", "{y}/a.tsv"), "a.tsv: Not a directory; name a file that"),
+        (("--labels", "a,b", "--bundle", "{y}"), "y.yaml exists and is not a bundle"),
     ],
 )
-def test_mistakes_are_named(words, sentence, tiny_encoder, tmp_path, capsys):
-    (tmp_path / "texts.txt").write_text("word1\n")
+def test_mistakes_are_named(words, sentence, tiny_encoder, tmp_path, capsys, monkeypatch):
+    """Before the work begins."""
+    worked = []
+    monkeypatch.setattr(from_names.vectors, "of", lambda *_: worked.append(1))
+    (tmp_path / "texts.tsv").write_text("text_a\nword1\n")
     (tmp_path / "y.yaml").write_text("c: word3\n")
     (tmp_path / "bad.yaml").write_text("- word3\n")
     places = {"y": tmp_path / "y.yaml", "bad": tmp_path / "bad.yaml"}
+    places["texts"] = tmp_path / "texts.tsv"
     given = [word.format(**places) for word in words]
-    assert commands.call("label", tmp_path / "texts.txt", "--init", tiny_encoder, *given) == 2
+    assert commands.call("label", places["texts"], "--init", tiny_encoder, *given) == 2
     assert sentence in capsys.readouterr().err
+    assert not worked
+    assert places["texts"].read_text() == "text_a\nword1\n"
