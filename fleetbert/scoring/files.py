@@ -66,7 +66,7 @@ def score(
     job = _job(scorer, keep, where)
     mine = sorted(fragments, key=lambda fragment: fragment.path)[shard[0] :: shard[1]]
     plans = [Plan(fragment, scorer, source, target, base, keep, where, job) for fragment in mine]
-    _check_target(target, {plan.output for plan in plans}, job)
+    _check_target(source, target, {plan.output for plan in plans}, job)
     waiting = [plan for plan in plans if not plan.is_done()]
     rows = faults = 0
     if waiting:
@@ -147,8 +147,14 @@ def _windows(plans: Sequence[Plan]) -> Iterator[list[pa.Table | None]]:
     yield window
 
 
-def _check_target(target: Place, outputs: set[str], job: str) -> None:
-    """UserError where the folder has another job's answers, as one file beside `outputs` shows."""
+def _check_target(source: Place, target: Place, outputs: set[str], job: str) -> None:
+    """UserError where the folder is one of the input's, or has another job's answers, as one file
+    beside `outputs` shows."""
+    if f"{target.path}/".startswith(f"{source.path}/") and target.files == source.files:
+        raise UserError(
+            f"--output {target.name} is in --input {source.name}, where the answers would be texts "
+            "of the next run; name a folder elsewhere"
+        )
     with explained(f"--output {target.name}"):
         if target.files.get_file_info(target.path).type == fs.FileType.File:
             raise UserError(f"--output {target.name} is a file; name a folder")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, NamedTuple
@@ -64,6 +65,13 @@ def open_dataset(source: Place) -> tuple[ds.Dataset, str]:
         raise UserError(
             f"--input {source.name} holds {' and '.join(sorted(names))}; it has to hold files of "
             f"one format, by their endings: {known}"
+        )
+    shortened = [without_endings(posixpath.relpath(path, base)) for path in paths]
+    doubled = [name for name, count in Counter(shortened).items() if count > 1]
+    if doubled:
+        raise UserError(
+            f"--input {source.name} holds several files {doubled[0]}.*, whose answers would be one "
+            "file; rename one of them"
         )
     with explained(f"--input {source.name}"):
         data = ds.dataset(

@@ -133,8 +133,12 @@ class Plan:
                     f"{self.name} changed while it was read; start the same command again"
                 )
             with explained(f"{self.output} cannot be written"):
-                for path in (self.errors, self.output) if faults else (self.output,):
-                    files.move(self._unfinished(path), path)
+                if faults:
+                    files.move(self._unfinished(self.errors), self.errors)
+                else:
+                    with suppress(FileNotFoundError):  # of a former try
+                        files.delete_file(self.errors)
+                files.move(self._unfinished(self.output), self.output)
         finally:
             for path in (self.errors, self.output):
                 with suppress(Exception):  # the first error is the one to show

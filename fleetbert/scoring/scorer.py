@@ -140,7 +140,7 @@ class Scorer:
 
     def texts_in(self, schema: pa.Schema) -> list[str]:
         """The names of the columns that hold the texts."""
-        found = []
+        columns = []
         known = self._columns.names()
         for role in ("text_a", "text_b") if self._task.shape.pair else ("text_a",):
             name = next((name for name in known[role] if name in schema.names), None)
@@ -153,8 +153,8 @@ class Scorer:
             kind = schema.field(name).type
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
                 raise UserError(f"column {name!r} is of {kind}; the texts have to be strings")
-            found.append(name)
-        return found
+            columns.append(name)
+        return columns
 
     def _tensors(self) -> list[Tensor]:
         task = self._task
@@ -185,9 +185,9 @@ class Scorer:
             from fleetbert.engines import answer as answers  # loads Paddle
 
             logits = answers.compute_logits(model, texts[0], texts[1] if texts[1:] else None)
-            told = model.task.answer.tell(self._labels, logits.values)
+            outputs = model.task.answer.tell(self._labels, logits.values)
             names = [tensor.name for tensor in self._task.answer.tensors(self._labels, 0)]
-            values = [told[names.index(tensor.name)] for tensor in self._tensors()]
+            values = [outputs[names.index(tensor.name)] for tensor in self._tensors()]
         columns = []
         place = np.cumsum(~bad) - 1  # of a row's answer
         index = pa.array(place, mask=bad)

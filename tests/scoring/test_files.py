@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,6 +142,11 @@ def test_rows_without_a_text_go_to_a_folder_of_their_own(predict, tmp_path):
         "(text) is empty",
         "(text) holds a NUL character",
     ]
+    # The file is mended, and its answers removed, as another run asks for.
+    write(tmp_path / "in" / "deep" / "a.parquet", table_of(0))
+    (tmp_path / "out" / "deep" / "a.parquet").unlink()
+    assert predict()[0] == 0
+    assert [path.name for path in (tmp_path / "out").rglob("*.*")] == ["a.parquet"]
 
 
 def test_windows_run_over_the_ends_of_files(predict, expected, tmp_path, monkeypatch):
@@ -206,6 +212,7 @@ def test_a_file_without_rows_has_an_answer_without_rows(predict, texts, tmp_path
         ("column", (), "lang=en/a.parquet: no column 'text_a' or 'text' or 'sentence' holds"),
         ("kind", (), "column 'text' is of int64; the texts have to be strings"),
         ("formats", (), "holds csv and parquet; it has to hold files of one format, by their end"),
+        ("doubled", (), "holds several files lang=en/a.*, whose answers would be one file; rename"),
         ("damaged", (), "lang=en/a.parquet"),
         ("answer", (), "has a column 'predicted_label' already; choose another prefix than"),
         ("", ("--keep", "id,no"), "no column 'no', of id, text, lang"),
@@ -216,6 +223,8 @@ def test_a_file_without_rows_has_an_answer_without_rows(predict, texts, tmp_path
         ("", ("--text-column", "no"), "no column 'no' holds the texts; name it by"),
         ("", ("--abstain", "0.5"), "--abstain is not for tables; leave it out"),
         ("", ("--output", __file__), "test_files.py is a file; name a folder"),
+        ("", ("--output", "{texts}/out"), "/in/out is in --input /"),
+        ("", ("--output", "{texts}"), "where the answers would be texts of the next run; name a"),
         ("", ("--address", "h:1"), "--address h:1 is of a cluster: say --on ray or --on spark too"),
         (
             "",
@@ -235,14 +244,16 @@ def test_errors_are_one_sentence_before_anything_is_written(
         write(path, pa.table({"id": [1], "text": [1]}))
     elif break_it == "formats":
         write(texts / "b.csv", table_of(0))
+    elif break_it == "doubled":
+        shutil.copy(path, path.with_suffix(".pq"))
     elif break_it == "damaged":
         path.write_bytes(path.read_bytes()[:-8])
     elif break_it == "answer":
         write(path, table_of(0).append_column("predicted_label", [["x"] * 10]))
-    code, err = predict(*options)
+    code, err = predict(*(option.format(texts=texts) for option in options))
     assert code == 2
     assert sentence in err and len(err.strip().splitlines()) == 1, err
-    assert not list(tmp_path.glob("out/**/*.parquet"))
+    assert not list(tmp_path.glob("**/out/**/*.parquet"))
 
 
 def test_places_that_are_not_there_are_named(predict, texts):
