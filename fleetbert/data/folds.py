@@ -14,7 +14,8 @@ from fleetbert.data.records import Format
 
 
 class Records(NamedTuple):
-    """A table and its records as they stand in it, by the lines where they begin.
+    """A table and its records as they stand in it, by the lines where they begin; of a file of
+    SQuAD's layout by their numbers, as lines of JSONL.
 
     head: the header, empty where there is none. groups: of the group column; empty without one.
     """
@@ -29,10 +30,16 @@ def read_records(
     path: str | Path, form: Format, on_bad_line: str = "stop", group_column: str | None = None
 ) -> Records:
     """UserError as in `read.read_as`, or where a record has no group."""
-    table = Records(read.read_as(path, form, on_bad_line).examples, b"", {}, {})
-    wanted = {example.line for example in table.examples}
+    examples = read.read_as(path, form, on_bad_line).examples
     with read.opened(path) as file:
-        for number, record in form.records(enumerate(file, 1)):
+        records = form.records(enumerate(file, 1))
+        if form.is_whole:  # several may stand in one line: here each has its own number
+            records = iter(numbered := list(enumerate((record for _, record in records), 1)))
+            form = form._replace(kind="jsonl")
+            examples = read.parse_lines(path, numbered, form, on_bad_line).examples
+        table = Records(examples, b"", {}, {})
+        wanted = {example.line for example in examples}
+        for number, record in records:
             if number == 1 and form.columns is not None:
                 table = table._replace(head=_ended(record))
             elif number in wanted:

@@ -73,7 +73,7 @@ def _train(job: schema.Config, folder: Path) -> Folded:
     fold_of = _divide(job, table)
     folds = np.array([fold_of[example.line] for example in table.examples])
     outputs = task.room(len(truth), labels)
-    models, measured = [], []
+    measured, dev_logits = [], []
     for fold in range(folds.max() + 1):
         run = _of_fold(job, folder / f"fold-{fold + 1}", form.quoted)
         learned = [line for line in fold_of if fold_of[line] != fold]
@@ -81,16 +81,21 @@ def _train(job: schema.Config, folder: Path) -> Folded:
         log.info(f"fold {fold + 1} of {job.data.folds}: {run.output_dir}")
         if not finished.is_finished(run):
             training.train(run, labels=labels or None)
-        models.append(answer.load(Path(run.output_dir) / "bundle"))
+        model = answer.load(Path(run.output_dir) / "bundle")
         held = np.flatnonzero(folds == fold)
         examples = [table.examples[place] for place in held]
-        outputs[held] = answer.compute_logits(models[-1], *task.labels.texts(examples)).values
+        outputs[held] = answer.compute_logits(model, *task.labels.texts(examples)).values
         measured.append(task.metrics.evaluate(truth[held], outputs[held], labels))
+        if job.data.dev is not None and not task.shape.per_token:
+            dev = evaluate.read_known(model, str(job.data.dev), job.data)
+            texts = task.labels.texts(dev.examples)
+            dev_logits.append(answer.compute_logits(model, *texts).values)
     folded = Folded(table, labels, folds, truth, outputs)
-    _write_predictions(folder / PREDICTIONS, models[0], folded)
+    _write_predictions(folder / PREDICTIONS, model, folded)
     summary = _summary(job, folded, measured)
-    if job.data.dev is not None and not task.shape.per_token:
-        summary["ensemble"] = _together(models, job)
+    if dev_logits:
+        mean = np.mean(dev_logits, axis=0)
+        summary["ensemble"] = task.metrics.evaluate(dev.truth, mean, labels)
     files.write_json(folder / SUMMARY, summary)
     _write_report(folder / REPORT, summary)
     log.info(_in_words(summary))
@@ -160,14 +165,6 @@ def _summary(job: schema.Config, folded: Folded, measured: Sequence[Metrics]) ->
         "versions": versions(),
         "config": job.model_dump(mode="json"),
     }
-
-
-def _together(models: Sequence[answer.Model], job: schema.Config) -> Metrics:
-    """The metrics of the models' mean logits on `data.dev`."""
-    known = evaluate.read_known(models[0], str(job.data.dev), job.data)
-    metrics, texts = models[0].task.metrics, models[0].task.labels.texts(known.examples)
-    logits = [answer.compute_logits(model, *texts).values for model in models]
-    return metrics.evaluate(known.truth, np.mean(logits, axis=0), models[0].labels)
 
 
 def _in_words(summary: Metrics) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import commands
@@ -77,11 +79,23 @@ def test_each_row_is_answered_by_the_run_that_did_not_learn_it(folded, tiny_data
 
 
 def test_what_is_finished_is_not_trained_again(folded, tiny_data, monkeypatch):
-    """And the mean logits of all folds are those of the ensemble on the dev texts."""
+    """And the mean logits of all folds are those of the ensemble on the dev texts, though no two
+    models are kept open."""
     monkeypatch.setattr(training, "train", lambda *given, **named: pytest.fail("trains again"))
+    engines, load = [], folds.answer.load
+
+    def counted(path: Path):
+        gc.collect()
+        assert sum(engine() is not None for engine in engines) <= 1
+        model = load(path)
+        engines.append(weakref.ref(model.engine))
+        return model
+
+    monkeypatch.setattr(folds.answer, "load", counted)
     job = tiny_job.job(tiny_data, folded, {"callbacks.report": True, "data.folds": 3})
     found = folds.train(job)
-    assert len(found.outputs) == 160
+    monkeypatch.undo()
+    assert (len(found.outputs), len(engines)) == (160, 3)
     dev = [line.split("\t") for line in (tiny_data / "dev.tsv").read_text().splitlines()[1:]]
     models = [fleetbert.load(folded / f"fold-{fold}" / "bundle") for fold in (1, 2, 3)]
     logits = np.mean([np.log(m.predict_proba([row[1] for row in dev])) for m in models], axis=0)
@@ -105,13 +119,20 @@ def test_a_teacher_is_the_mean_of_all_folds(folded, tiny_data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "table"), [("token_classification", "tags"), ("ranking", "ranked")]
+    ("task", "table"),
+    [("token_classification", "tags"), ("ranking", "ranked"), ("question_answering", "squad")],
 )
 @pytest.mark.slow
 def test_other_tasks(task, table, tiny_data, tmp_path):
     if table == "tags":
         path = tmp_path / "tags.conll"
         tiny_job.write_tags(path, 60, 1)
+    elif table == "squad":  # one line, as SQuAD's files are
+        path = tmp_path / "squad.json"
+        parts = [
+            {"context": row.pop("context"), "qas": [row]} for row in tiny_job.question_rows(60, 1)
+        ]
+        path.write_text(json.dumps({"data": [{"paragraphs": parts}]}))
     else:
         path = tiny_job.write_rows(tmp_path / "ranked.jsonl", tiny_job.ranked_rows(20, 1))
     changes = {"task.name": task, "data.train": str(path), "data.dev": None, "data.folds": 2}
