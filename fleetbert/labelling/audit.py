@@ -107,12 +107,12 @@ def _audit(
         outputs, _ = regression.out_of_sample(inputs, given, len(labels), count, job.trainer.seed)
     probabilities = softmax(outputs)
     issues += _wrong_labels(examples, labels, given, probabilities)
-    issues.sort(key=lambda found: (-found.worth, found.line))
+    issues.sort(key=lambda row: (-row.worth, row.line))
     _write_issues(folder / ISSUES, issues, examples)
     fixed = None if fix is None else _fix(folder, table, form, issues, fix)
     done = Audit(table, issues, labels, given, probabilities, folder, fixed)
     write_report(folder / REPORT, job, done)
-    kinds = [found.kind for found in issues]
+    kinds = [row.kind for row in issues]
     shown = ", ".join(f"{number(kinds.count(kind))} {kind}" for kind in dict.fromkeys(kinds))
     log.info(f"{path}: {number(len(examples))} texts; issues: {shown or 'none'}")
     log.info(f"done: {folder / REPORT}, {folder / ISSUES}" + (f", {fixed}" if fixed else ""))
@@ -133,16 +133,16 @@ def _wrong_labels(
     given: np.ndarray,
     probabilities: np.ndarray,
 ) -> list[Issue]:
-    found = []
+    rows = []
     for place in confident.wrong(given, probabilities).tolist():
-        own, best = probabilities[place, given[place]], int(probabilities[place].argmax())
+        chance, best = probabilities[place, given[place]], int(probabilities[place].argmax())
         reason = (
             f"{labels[best]!r} has a probability of {probabilities[place, best]:.3f}, "
-            f"{labels[given[place]]!r} of {own:.3f}"
+            f"{labels[given[place]]!r} of {chance:.3f}"
         )
         line = examples[place].line
-        found.append(Issue(1 - float(own), line, "wrong label", reason, labels[best]))
-    return found
+        rows.append(Issue(1 - float(chance), line, "wrong label", reason, labels[best]))
+    return rows
 
 
 def _write_issues(path: Path, issues: Sequence[Issue], examples: Sequence[Example]) -> None:
@@ -150,13 +150,11 @@ def _write_issues(path: Path, issues: Sequence[Issue], examples: Sequence[Exampl
     stream = io.StringIO()
     writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
     writer.writerow(COLUMNS)
-    for found in issues:
-        example = by_line.get(found.line)
+    for row in issues:
+        example = by_line.get(row.line)
         label, text = ("", "") if example is None else (example.label, example.text_a)
-        worth = f"{found.worth:.4f}"
-        writer.writerow(
-            [worth, found.line, found.kind, label, found.suggestion, found.reason, text]
-        )
+        worth = f"{row.worth:.4f}"
+        writer.writerow([worth, row.line, row.kind, label, row.suggestion, row.reason, text])
     with files.writing(path), files.replacing(path) as target:
         target.write(stream.getvalue().encode())
 
@@ -165,13 +163,14 @@ def _fix(
     folder: Path, table: tables.Records, form: Format, issues: Sequence[Issue], how: str
 ) -> Path:
     """Write the table without the rows to drop, or with the suggested labels."""
-    suffix = {"jsonl": ".jsonl"}.get(form.kind, ".csv" if form.quoted else ".tsv")
-    path = folder / f"fixed{suffix}"
+    is_plain = form.separator == "\t" and not form.quoted
+    suffix = "jsonl" if form.kind == "jsonl" else "tsv" if is_plain else "csv"
+    path = folder / f"fixed.{suffix}"
     if how == "drop":
-        dropped = {found.line for found in issues if found.kind in DROPPED}
+        dropped = {row.line for row in issues if row.kind in DROPPED}
         tables.write(path, table, [line for line in table.records if line not in dropped])
         return path
-    suggested = {f.line: f.suggestion for f in reversed(issues) if f.kind in SUGGESTED}
+    suggested = {row.line: row.suggestion for row in reversed(issues) if row.kind in SUGGESTED}
     records = {
         line: _labelled(record, form, suggested[line]) if line in suggested else record
         for line, record in table.records.items()

@@ -25,17 +25,17 @@ LONGEST = 160  # characters of a text
 
 def write_report(path: Path, job: config.Config, audit: Audit) -> None:
     examples = {example.line: example for example in audit.table.examples}
-    kinds = Counter(found.kind for found in audit.issues)
+    kinds = Counter(issue.kind for issue in audit.issues)
     tiles = [Tile("texts", number(len(examples)), f"{len(audit.labels)} labels")]
     tiles += [Tile(kind, number(count), "rows") for kind, count in kinds.most_common()]
     rows = []
-    for found in audit.issues[:MOST_ISSUES]:
-        example = examples.get(found.line)
+    for issue in audit.issues[:MOST_ISSUES]:
+        example = examples.get(issue.line)
         text, label = ("", "") if example is None else (example.text_a, example.label or "")
         text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-        worth = f"{found.worth:.3f}"
+        worth = f"{issue.worth:.3f}"
         rows.append(
-            [number(found.line), found.kind, worth, label, found.suggestion, found.reason, text]
+            [number(issue.line), issue.kind, worth, label, issue.suggestion, issue.reason, text]
         )
     columns = ["line", "what", "worth", "label", "suggestion", "reason", "text"]
     note = "worth, from 0 to 1: how much a look at the row should bring."

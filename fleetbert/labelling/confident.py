@@ -17,8 +17,8 @@ def joint(given: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """
     labels = probabilities.shape[1]
     texts = np.bincount(given, minlength=labels)
-    own = probabilities[np.arange(len(given)), given]
-    thresholds = np.bincount(given, own, labels) / np.maximum(texts, 1)
+    of_given = probabilities[np.arange(len(given)), given]
+    thresholds = np.bincount(given, of_given, labels) / np.maximum(texts, 1)
     reached = np.where(probabilities >= np.where(texts, thresholds, 2.0), probabilities, -1.0)
     likeliest, counts = reached.argmax(1), reached.max(1) >= 0
     confident = np.zeros((labels, labels))
@@ -37,7 +37,7 @@ def wrong(given: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """
     matrix = joint(given, probabilities)
     number = round(float(matrix.sum() - np.trace(matrix)))
-    own = probabilities[np.arange(len(given)), given]
-    first = np.argsort(own, kind="stable")[:number]
+    of_given = probabilities[np.arange(len(given)), given]
+    first = np.argsort(of_given, kind="stable")[:number]
     named: np.ndarray = first[probabilities[first].argmax(1) != given[first]]
     return named

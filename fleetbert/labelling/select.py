@@ -110,8 +110,8 @@ def select(
     labels = task.labels.labels_of([example.label or "" for example in known])
     if len(labels) > 1:
         given = task.labels.targets([example.label or "" for example in known], labels)
-        own = vectors.encode_examples(encoder, known, task.shape.pair)
-        inputs = [vectors.inputs_of(each, task.shape.pair) for each in (own, points)]
+        known_points = vectors.encode_examples(encoder, known, task.shape.pair)
+        inputs = [vectors.inputs_of(each, task.shape.pair) for each in (known_points, points)]
         _, strength = regression.out_of_sample(inputs[0], given, len(labels), FOLDS)
         weights = regression.fit(inputs[0], given, len(labels), strength)
         probabilities = softmax(regression.logits(inputs[1], weights))

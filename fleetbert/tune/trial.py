@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import optuna
 
 from fleetbert import config
@@ -44,12 +46,12 @@ def run(job: config.Config, trial: optuna.Trial) -> float:
     profiler = job.callbacks.profiler.model_copy(update={"enabled": False})
     quiet = {"progress": False, "visualdl": False, "report": False, "profiler": profiler}
     keys = {"callbacks": job.callbacks.model_copy(update=quiet)}
-    found: list[float] = []
+    values: list[float] = []
 
     def write(run: Run, summary: Summary) -> None:
         best = run.state.best
         if best:
-            found.append(_value(run, best))
+            values.append(_value(run, best))
             trial.set_user_attr("metric", best["metric"])
             trial.set_user_attr("value", float(best[best["metric"]]))
         files.write_json(run.folder / "summary.json", summary)
@@ -57,6 +59,6 @@ def run(job: config.Config, trial: optuna.Trial) -> float:
     train_with(
         connect(job), job.model_copy(update=keys), write_results=write, last=[Reports(trial)]
     )
-    if not found or found[0] != found[0]:
+    if not values or math.isnan(values[0]):
         raise UserError("the dev texts gave no number to compare")
-    return found[0]
+    return values[0]

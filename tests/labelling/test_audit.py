@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_job
 
+from fleetbert.config import Columns
 from fleetbert.data.records import Example
 from fleetbert.labelling import checks, vectors
 
@@ -102,19 +103,25 @@ def test_spellings_follow_the_most_frequent():
 
 
 @pytest.mark.parametrize(
-    ("fields", "header"), [("{0}\t{1}", "label\ttext_a"), ('"{1}",{0}', "text,label")]
+    ("fields", "header", "quoting"),
+    [
+        ("{0}\t{1}", "label\ttext_a", "auto"),
+        ('"{1}",{0}', "text,label", "auto"),
+        ("{1};{0}", "text;label", "none"),
+    ],
 )
-def test_suggested_labels_are_written_in_the_tables_own_form(fields, header, tmp_path):
+def test_suggested_labels_are_written_in_the_tables_own_form(fields, header, quoting, tmp_path):
     from fleetbert.data import folds, read
     from fleetbert.labelling import audit
 
-    path = tmp_path / ("t.csv" if "," in header else "t.tsv")
+    path = tmp_path / ("t.tsv" if "\t" in header else "t.csv")
     path.write_text(f"{header}\n{fields.format('a', 'one, two')}\n{fields.format('b', 'three')}\n")
-    form = read.table_format(path, pair=False, labelled=True)
+    how = {"pair": False, "labelled": True, "columns": Columns(quoting=quoting)}
+    form = read.table_format(path, **how)
     table = folds.read_records(path, form)
     found = [checks.Issue(1.0, 2, "wrong label", "", "b")]
     fixed = audit._fix(tmp_path, table, form, found, "suggest")
-    again = read.read_as(fixed, read.table_format(fixed, pair=False, labelled=True)).examples
+    again = read.read_as(fixed, read.table_format(fixed, **how)).examples
     assert again == [Example("one, two", None, "b", 2), Example("three", None, "b", 3)]
 
 

@@ -16,7 +16,7 @@ from fleetbert.tasks.metrics import softmax
 from fleetbert.tasks.question_answering.decoding import EVEN, NO_ANSWER, Candidates, candidates
 
 STRIDE = 128  # tokens that windows share, where a job does not say how many
-TOLD = 5  # of the likeliest answers
+N_BEST = 5  # answers, the likeliest
 
 
 class Candidate(NamedTuple):
@@ -105,7 +105,7 @@ class ContextAnswers(Answers):
         answer = n_best[0] if has_answer else none
         if labels:
             n_best = sorted([*n_best, none], key=lambda candidate: -candidate.score)
-        return ContextAnswer(*answer, n_best[:TOLD], exit_layer)
+        return ContextAnswer(*answer, n_best[:N_BEST], exit_layer)
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
         """Where an answer begins and ends: probabilities over a text's tokens."""
