@@ -163,7 +163,9 @@ def _work(job: config.Config, text: str, worker: int, trials: int) -> None:
 
     space, folder = spaces.parse(text, job), Path(job.output_dir)
     study = _open(folder)
-    study.sampler = optuna.samplers.TPESampler(seed=job.trainer.seed + worker)
+    before = len(study.get_trials(deepcopy=False))
+    # Another seed for each worker and each call, or a search that goes on repeats its trials.
+    study.sampler = optuna.samplers.TPESampler(seed=job.trainer.seed + worker + 1000 * before)
     study.pruner = optuna.pruners.MedianPruner(n_startup_trials=FIRST)
 
     def objective(trial: Trial) -> float:
