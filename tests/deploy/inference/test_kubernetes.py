@@ -93,12 +93,33 @@ def test_values_are_where_they_belong(tmp_path):
 
 
 @needs_clients
+@pytest.mark.parametrize("admin", [[], [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]])
+def test_a_network_policy_closes_the_admin_port_to_all_but_those_named(tmp_path, admin):
+    text = chart({"networkPolicy": {"enabled": True, "admin": admin}}).stdout
+    validate(text, tmp_path)
+    made = by_kind(text)
+    template = made["Deployment"]["spec"]["template"]
+    policy = made["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == template["metadata"]["labels"]
+    assert policy["policyTypes"] == ["Ingress"]
+    [container] = template["spec"]["containers"]
+    ports = {port["containerPort"]: port["name"] for port in container["ports"]}
+    rules = [
+        ([ports[port["port"]] for port in rule["ports"]], rule.get("from"))
+        for rule in policy["ingress"]
+    ]
+    # A rule without `from` is for everyone.
+    assert rules == [(["http", "grpc"], None), *([(["admin"], admin)] if admin else [])]
+
+
+@needs_clients
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
         ({"replica": 3}, "additional properties 'replica' not allowed"),
         ({"replicas": "3"}, "'/replicas': got string, want integer"),
         ({"autoscaling": {"queuedTokens": 0}}, "'/autoscaling/queuedTokens': minimum: got 0"),
+        ({"networkPolicy": {"admin": [{}]}}, "'/networkPolicy/admin/0': minProperties: got 0"),
         ({"settings": ["--config"]}, "'/settings/0': '--config' does not match pattern"),
     ],
 )
