@@ -36,20 +36,25 @@ def config_of(program: Path, parameters: Path) -> PredictorConfig:
     return import_inference().Config(os.fsencode(program), os.fsencode(parameters))
 
 
+def has_onednn(config: PredictorConfig = None) -> bool:
+    """Whether Paddle, by a config of its own, was built with oneDNN: for aarch64 it is not."""
+    return hasattr(config or import_inference().Config, "set_mkldnn_cache_capacity")
+
+
 def use_onednn(config: PredictorConfig) -> None:
     """oneDNN with one primitive cache for all shapes, never emptied.
 
     With the default (the last 10 input shapes have a cache each) every new shape reorders and
     keeps all weights again: BERT-base takes 150 to 800 ms and 350 MB more for it. With 0 there is
     one cache, and a new shape costs 5 to 20 ms; later calls are equally fast. The price is the
-    bug that `compat.lengths` describes, which needs that one cache. Paddle's build for aarch64
-    has no oneDNN, and runs without it.
+    bug that `compat.lengths` describes, which needs that one cache. A build without oneDNN runs
+    without it.
 
     Paddle asks oneDNN for a primitive anew in every call of attention, softmax and additions, and
     oneDNN keeps the last 1,024, about 100 shapes of batches; after that it compiles again. It reads
     the number when its first primitive is made.
     """
-    if not hasattr(config, "set_mkldnn_cache_capacity"):
+    if not has_onednn(config):
         return
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRIMITIVES))
     config.enable_mkldnn()

@@ -11,16 +11,14 @@ from typing import Callable, Mapping, Optional, Sequence
 
 import numpy as np
 
-from fleetbert.core.device import CPU
 from fleetbert.data import ragged
 from fleetbert.data.packing import PackedLayout, pack
 from fleetbert.data.ragged import Texts
 from fleetbert.engines import predictor
 from fleetbert.engines.predictor import Predict
-from fleetbert.graph import bfloat16, embeddings, layouts, packed
+from fleetbert.graph import bfloat16, embeddings, packed
 from fleetbert.graph.embeddings import Table
 from fleetbert.graph.program import Parameters, ProgramDesc
-from fleetbert.graph.reuse import add_in_place, share_variables
 
 # (states, texts, layout) → states of a group of layers; the last group gives the outputs
 # [texts, ...]. States are float32 [tokens, width], those of the layout's rows. A group that begins
@@ -37,14 +35,14 @@ def open_group(
 ) -> list[Group]:
     """Open a BERT for CPUs whose passes have been run, or a group of its layers.
 
-    streams: one for each of the threads instead of one for them all. They share their parameters,
-    which the first run of the first changes: it has to be over before the others begin. apart:
-    tables that `parameters` need not have.
+    streams: one for each of the threads instead of one for them all; see `predictor.open_fused`.
+    apart: tables that `parameters` need not have.
     """
     start = embeddings.take_out(program, parameters, apart)
     split = (1, threads) if streams else (threads, 1)
     rest, needed = packed.rewrite(start.program, start.inputs)
-    rows = _open(rest, start.parameters, (start.inputs[0], *needed), *split)
+    inputs = (start.inputs[0], *needed)
+    rows = predictor.open_fused(bfloat16.convert(rest), start.parameters, inputs, *split)
     tables = start.tables  # without the parameters: Paddle has copied them
     return [_group(tables, needed, predict) for predict in rows]
 
@@ -60,34 +58,5 @@ def _group(tables: list[embeddings.Table], needed: Sequence[str], predict: Predi
         fields = (getattr(layout, name) for name in needed)
         (outputs,) = predict(states.reshape(*layout.shape, -1), *fields)
         return outputs.reshape(-1, outputs.shape[-1])
-
-    return run
-
-
-def _open(
-    program: ProgramDesc,
-    parameters: Parameters,
-    inputs: Sequence[str],
-    threads: int,
-    streams: int,
-) -> list[Predict]:
-    """Open a program that computes from `inputs`."""
-    program = share_variables(add_in_place(bfloat16.convert(program)))
-    program = layouts.convert_layouts_once(program)
-    first = predictor.create_from_memory(program, parameters, CPU, threads, optimize=False)
-    names = (*inputs, layouts.FIRST_RUN)
-    clones = [first.clone() for _ in range(1, streams)]
-    return [
-        _after_first_run(predictor.bind(first, names), True, False),
-        *(_after_first_run(predictor.bind(clone, names), False) for clone in clones),
-    ]
-
-
-def _after_first_run(predict: Predict, *first_runs: bool) -> Predict:
-    """What gives the input `layouts.FIRST_RUN` these values in turn; it stays at the last."""
-    coming = [np.array([value]) for value in first_runs]
-
-    def run(*arrays: np.ndarray) -> list[np.ndarray]:
-        return predict(*arrays, coming.pop(0)) if coming else predict(*arrays)
 
     return run

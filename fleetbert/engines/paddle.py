@@ -1,4 +1,4 @@
-"""Programs that Paddle Inference optimizes and runs itself: float32, and integers on disk only."""
+"""Programs that Paddle Inference optimizes itself: float32, and integers on disk only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from fleetbert.compat import paddle_inference
 from fleetbert.core.errors import UserError
 from fleetbert.engines import gpu, predictor
 from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
-from fleetbert.graph import padding
+from fleetbert.engines.predictor import Predict
+from fleetbert.graph import fuse, padding
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import Parameters, ProgramDesc
 
@@ -16,18 +17,8 @@ from fleetbert.graph.program import Parameters, ProgramDesc
 def open_variant(folder: Path, options: Options) -> ProgramEngine:
     """Open model.pdmodel and model.pdiparams in `folder`."""
     _check_precision(options)
-    program = padding.mask_as_input(programs.read(folder / "model.pdmodel"))
-
-    def make() -> paddle_inference.PredictorConfig:
-        config = paddle_inference.config_of(Path(text), folder / "model.pdiparams")
-        config.switch_ir_optim(True)
-        config.enable_memory_optim()
-        return config
-
-    with predictor.memory_file([program.SerializeToString()]) as text:
-        whole = as_whole(folder, program, options)
-        opened = predictor.create(make, options.device, options.threads, whole)
-    return _engine(opened, program, options)
+    program = programs.read(folder / "model.pdmodel")
+    return open_parameters(folder, program, folder / "model.pdiparams", options)
 
 
 def open_weight_only(folder: Path, options: Options) -> ProgramEngine:
@@ -37,27 +28,31 @@ def open_weight_only(folder: Path, options: Options) -> ProgramEngine:
 
 
 def open_parameters(
-    folder: Path, program: ProgramDesc, parameters: Parameters, options: Options
+    folder: Path, program: ProgramDesc, parameters: Parameters | Path, options: Options
 ) -> ProgramEngine:
-    """Open a program of token ids, and let Paddle optimize it. folder: of its files."""
+    """Open a program of token ids, over which Paddle's passes run first. folder: of its files.
+    parameters: may be those of a .pdiparams file."""
     program = padding.mask_as_input(program)
+    device, threads = options.device, options.threads
+    if device.card is None and paddle_inference.has_onednn():
+        fused = fuse.fuse_alone(program)
+        if fused is not None:
+            fused = fuse.merge_transposes(fused)
+            (predict,) = predictor.open_fused(fused, parameters, _inputs(program), threads)
+            return _engine(predict, options)
+    whole = as_whole(folder, program, options)
     opened = predictor.create_from_memory(
-        program,
-        parameters,
-        options.device,
-        options.threads,
-        optimize=True,
-        whole=as_whole(folder, program, options),
+        program, parameters, device, threads, optimize=True, whole=whole
     )
-    return _engine(opened, program, options)
+    return _engine(predictor.bind(opened, _inputs(program), device), options)
 
 
 def as_whole(folder: Path, program: ProgramDesc, options: Options) -> gpu.Whole:
     """A program of token ids, for TensorRT."""
 
     def run(opened: paddle_inference.Predictor) -> None:
-        engine = _engine(opened, program, options)
-        engine.warm_up(options.shapes)
+        predict = predictor.bind(opened, _inputs(program), options.device)
+        _engine(predict, options).warm_up(options.shapes)
 
     return gpu.Whole(folder, options.shapes, run)
 
@@ -70,9 +65,9 @@ def _check_precision(options: Options) -> None:
         )
 
 
-def _engine(
-    opened: paddle_inference.Predictor, program: ProgramDesc, options: Options
-) -> ProgramEngine:
-    inputs = (*INPUTS, padding.MASK)[: len(programs.input_names(program))]
-    predict = predictor.bind(opened, inputs, options.device)
+def _inputs(program: ProgramDesc) -> tuple[str, ...]:
+    return (*INPUTS, padding.MASK)[: len(programs.input_names(program))]
+
+
+def _engine(predict: Predict, options: Options) -> ProgramEngine:
     return ProgramEngine(lambda *arrays: predict(*arrays)[0], options.pad_id)

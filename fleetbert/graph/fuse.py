@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from fleetbert.compat import paddle_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc
@@ -26,18 +28,38 @@ def fuse(folder: Path) -> Fused:
     Afterwards a Linear is one `fc` with its bias and GELU, and attention is two `fused_matmul`.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        config = paddle_inference.config_of(folder / "model.pdmodel", folder / "model.pdiparams")
-        config.disable_gpu()
-        config.disable_glog_info()
-        paddle_inference.use_onednn(config)
-        config.set_optim_cache_dir(os.fsencode(temporary))
-        config.enable_save_optim_model(True)
-        paddle_inference.import_inference().create_predictor(config)
-        saved = Path(temporary) / "_optimized.pdmodel"
+        saved = _run_passes(folder, temporary)
         program = programs.read(saved)
         parameters = programs.read_parameters(program, saved.with_suffix(".pdiparams"))
     _rename_attributes(program)
     return Fused(program, parameters)
+
+
+def fuse_alone(program: ProgramDesc) -> ProgramDesc | None:
+    """The same for a program without its parameters, which only their shapes in it describe. None
+    where it would have others afterwards, as with constants that the passes compute."""
+    block = program.blocks[0]
+    placeholders = {}
+    for name in programs.parameter_names(program):
+        tensor = programs.tensor(block, name)
+        placeholders[name] = np.zeros([1] * len(tensor.dims), programs.DTYPES[tensor.data_type])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = programs.write_model(Path(temporary), program, placeholders)
+        fused = programs.read(_run_passes(folder, temporary))
+    _rename_attributes(fused)
+    return fused if programs.parameter_names(fused) == list(placeholders) else None
+
+
+def _run_passes(folder: Path, target: str) -> Path:
+    """The path of the .pdmodel file that Paddle saves in the folder `target`."""
+    config = paddle_inference.config_of(folder / "model.pdmodel", folder / "model.pdiparams")
+    config.disable_gpu()
+    config.disable_glog_info()
+    paddle_inference.use_onednn(config)
+    config.set_optim_cache_dir(os.fsencode(target))
+    config.enable_save_optim_model(True)
+    paddle_inference.import_inference().create_predictor(config)
+    return Path(target) / "_optimized.pdmodel"
 
 
 def _rename_attributes(program: ProgramDesc) -> None:

@@ -87,12 +87,17 @@ def test_a_sum_takes_the_place_of_a_term_that_nothing_reads_any_more(fused):
     assert {len(names) for names in sums[0]} == {3}
     # two a layer; not those of the embeddings, whose tables are looked up in other shapes
     assert [len(names) for names in sums[1]].count(2) >= 4
-    # What is read again keeps its place.
+    # What is read again keeps its place, and so does what an operator wrote that sets no layout.
     program = program_of(
-        {name: (VarType.FP32, [-1, 4]) for name in "abcd"},
+        {name: (VarType.FP32, [-1, 4]) for name in "abcdefg"},
+        ("fc", {"X": ["in"]}, "a"),
+        ("fc", {"X": ["in"]}, "b"),
+        ("lookup_table_v2", {"Ids": ["in"]}, "e"),
+        ("lookup_table_v2", {"Ids": ["in"]}, "f"),
         ("elementwise_add", {"X": ["a"], "Y": ["b"]}, "c"),
         ("elementwise_add", {"X": ["c"], "Y": ["b"]}, "d"),
+        ("elementwise_add", {"X": ["e"], "Y": ["f"]}, "g"),
     )
-    ops = reuse.add_in_place(program).blocks[0].ops
+    ops = reuse.add_in_place(program).blocks[0].ops[4:]
     actual = [[slot.arguments[0] for slot in (*op.inputs, *op.outputs)] for op in ops]
-    assert actual == [["a", "b", "a"], ["b", "a", "b"]]
+    assert actual == [["a", "b", "a"], ["b", "a", "b"], ["e", "f", "g"]]
