@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Iterator, Mapping, TypeVar, Union
 
+from fleetbert import bundle as bundles
 from fleetbert import config as configs
 from fleetbert.config.names import SHORT
 from fleetbert.core import task_names
@@ -72,16 +73,25 @@ def job_of(
     if output_dir is None:
         assert isinstance(job, configs.Config)
         output_dir = job.output_dir
+    label = _kind_of_labels(job) if in_memory_only else ""
     for key, table in in_memory_only.items():
         name = ".".join(part for part in key.split(".") if part != "data")
         folder = Path(output_dir) / "data"
-        written = in_memory.as_file(name, table, folder, key != unlabelled, job.data)
+        written = in_memory.as_file(name, table, folder, key != unlabelled, job.data, label)
         keys[key] = str(written)
-        if key == "data.train" and isinstance(job, configs.Config):
-            are_named = task_names.SHAPES[job.task.name].label in ("name", "names")
-            if are_named and in_memory.has_integer_labels(written, job.data):
-                keys.setdefault("data.integer_labels", True)
+        are_named = isinstance(job, configs.Config) and label in ("name", "names")
+        if are_named and key == "data.train" and in_memory.has_integer_labels(written, job.data):
+            keys.setdefault("data.integer_labels", True)
     return configs.from_keys(schema, keys, path)
+
+
+def _kind_of_labels(
+    job: configs.Config | configs.Quantize | configs.SelfDistill | configs.Compress,
+) -> str:
+    """How the tables of the job write labels, of `data.written.KINDS`: its task's or its bundle's
+    task's."""
+    named = job if isinstance(job, configs.Config) else bundles.read(job.bundle)
+    return task_names.SHAPES[named.task.name].label
 
 
 @contextlib.contextmanager

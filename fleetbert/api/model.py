@@ -353,14 +353,16 @@ class Model(Generic[A]):
             )
             table = in_memory.of_splits({"data": data})["data"]
             assert table is not None
-            path = in_memory.as_file("data", table, Path(folder), columns=columns)
             task = self._opened.task
-            form = task.labels.table_format(path, columns, labelled=True)
-            if path.parent == Path(folder) and form.pair is False:
-                in_memory.refuse_pair(
-                    "data", in_memory.first_pair(path, columns), f"the model, of {task.name},"
-                )
+            path = in_memory.as_file(
+                "data", table, Path(folder), columns=columns, label=task.shape.label
+            )
             try:
+                form = task.labels.table_format(path, columns, labelled=True)
+                if path.parent == Path(folder) and form.pair is False:
+                    in_memory.refuse_pair(
+                        "data", in_memory.first_pair(path, columns), f"the model, of {task.name},"
+                    )
                 return evaluate.evaluate(self._opened, path, columns)
             except UserError as error:
                 raise UserError(in_memory.by_row(str(error), "data", path, folder)) from None

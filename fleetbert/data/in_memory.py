@@ -23,7 +23,7 @@ from fleetbert.config import Columns
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
-from fleetbert.data.read import FIELDS, USUAL, lacks
+from fleetbert.data.read import USUAL, lacks, names_of
 
 Key = TypeVar("Key", str, int)
 Row = Union[str, Mapping[str, object], Sequence[object]]
@@ -69,24 +69,27 @@ def of_splits(tables: Mapping[str, Table | None]) -> dict[str, Table | None]:
 
 
 def as_file(
-    name: str, table: Table, folder: Path, labelled: bool = True, columns: Columns = USUAL
+    name: str,
+    table: Table,
+    folder: Path,
+    labelled: bool = True,
+    columns: Columns = USUAL,
+    label: str = "name",
 ) -> Path:
     """The path of a table: its own, or `folder`/`name`.jsonl with its rows.
 
-    A row is a mapping with text_a (or text), text_b and label, or the names of `columns`, or with
-    question, context and answers; a tuple (text_a, label) or (text_a, text_b, label), without
-    `labelled` (text_a,) or (text_a, text_b); or a text. A tuple of lists is as many columns. What
-    labels may be, the task says. UserError names the row, from 0, that is none of these.
+    A row is a mapping with text_a (or text), text_b and label, or the names that `columns` or the
+    kind of `label` have for these (`read.names_of`); a tuple (text_a, label) or (text_a, text_b,
+    label), without `labelled` (text_a,) or (text_a, text_b); or a text. A tuple of lists is as many
+    columns. What labels may be, the task says. UserError names the row, from 0, that is none of
+    these.
     """
     if isinstance(table, (str, os.PathLike)):
         return Path(below_home(table))
-    names = columns.names()
-    names["label"] = [*names["label"], *([] if columns.label_column else ["spans"])]
-    questions = {**names, **{field: [name] for field, name in FIELDS["answers"].items()}}
+    names = names_of(columns, label)
     lines = [
-        json.dumps(_fields(f"{name}, row {number}", row, labelled, of_row, columns)) + "\n"
+        json.dumps(_fields(f"{name}, row {number}", row, labelled, names, columns)) + "\n"
         for number, row in enumerate(_rows(name, table, names))
-        for of_row in [questions if _is_question(row, names) else names]
     ]
     if not lines:
         raise UserError(f"{name}: has no rows")
@@ -96,16 +99,6 @@ def as_file(
         with files.replacing(path) as stream:
             stream.write("".join(lines).encode())
     return path
-
-
-def _is_question(row: Row, names: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a row has a question and a context, and no text."""
-    fields = [FIELDS["answers"][field] for field in ("text_a", "text_b")]
-    return (
-        isinstance(row, Mapping)
-        and all(name in row for name in fields)
-        and not any(name in row for name in names["text_a"])
-    )
 
 
 def by_row(message: str, name: str, path: Path, folder: str | Path) -> str:
@@ -231,15 +224,17 @@ def _named(value: Any, feature: Any) -> Any:
 def _fields(
     where: str, row: Row, labelled: bool, names: Mapping[str, Sequence[str]], columns: Columns
 ) -> dict[str, object]:
-    """What the file has of a row, by the names that `names` has for each field."""
+    """What the file has of a row: by its own names, else by the first that `names` has for each
+    field."""
     if isinstance(row, str):
         return {names["text_a"][0]: row}
     if isinstance(row, Mapping):
         present = {field: next((n for n in of if n in row), None) for field, of in names.items()}
         if present["text_a"] is None:
             missing = ["text_a", *(["label"] if labelled and present["label"] is None else [])]
-            raise UserError(f"{where}: {lacks(list(map(str, row)), [dict(row)], missing, columns)}")
-        fields = {names[field][0]: _plain(row[n]) for field, n in present.items() if n is not None}
+            seen = list(map(str, row))
+            raise UserError(f"{where}: {lacks(seen, [dict(row)], missing, columns, names)}")
+        fields = {n: _plain(row[n]) for n in present.values() if n is not None}
         if labelled and present["label"] is None:  # the reader tells which column could be it
             others = {str(n): value for n, value in row.items() if isinstance(value, (str, int))}
             fields = {**others, **fields}

@@ -17,7 +17,7 @@ import logging
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Iterable, Iterator, NamedTuple, Sequence
+from typing import BinaryIO, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from fleetbert.config import Columns
 from fleetbert.core import charset, task_names
@@ -81,11 +81,7 @@ def table_format(
         if label == "answers" and squad.is_squad(path):
             _refuse_names(path, columns, "questions, contexts and answers, under SQuAD's names")
             return Format("squad", None, pair, labelled, squad.NAMES, label=label)
-        names = columns.names()
-        for field, usual in FIELDS.get(label, {}).items():
-            if columns.given(field) is None:
-                names[field] = [usual, *names[field]]
-        form = Format("jsonl", None, pair, labelled, names, label=label)
+        form = Format("jsonl", None, pair, labelled, names_of(columns, label), label=label)
         _check_fields(Path(path), form, columns)
         return form
     if label == "spans" and (labelled or suffix not in COLUMN_SUFFIXES):
@@ -102,6 +98,15 @@ def table_format(
             "choose that, or give texts with labels as .tsv, .csv or .jsonl"
         )
     return _with_header(Path(path), pair, labelled, columns)._replace(label=label)
+
+
+def names_of(columns: Columns, label: str) -> dict[str, list[str]]:
+    """`Columns.names` of JSONL, where labels are written so; first the usual name of each field."""
+    names = columns.names()
+    for field, usual in FIELDS.get(label, {}).items():
+        if columns.given(field) is None:
+            names[field] = [usual, *names[field]]
+    return names
 
 
 def texts_format(path: str | Path, columns: Columns = USUAL) -> Format:
@@ -221,8 +226,9 @@ def iter_lines(
     jsonl: bool | None = None,
     columns: Columns = USUAL,
     form: Format | None = None,
-) -> Iterator[tuple[int, Example | UserError]]:
-    """The lines of `fleetbert predict`'s input, each as (line number, example or its error).
+) -> Iterator[tuple[int, bytes, Example | UserError]]:
+    """The lines of `fleetbert predict`'s input, or the records of a table, each as (line number,
+    line, example or its error).
 
     `form` is that of a table which is known to be one. Where it and `jsonl` are None the first line
     tells the format: one that starts with `{` is JSONL, and one that names the texts' columns is
@@ -250,9 +256,9 @@ def iter_lines(
         if form.kind == "conll" and form.is_empty(line):
             continue
         try:
-            yield number, form.parse(line, number)
+            yield number, line, form.parse(line, number)
         except LineError as error:
-            yield number, UserError(f"line {number + error.line}: {error}")
+            yield number, line, UserError(f"line {number + error.line}: {error}")
 
 
 @contextlib.contextmanager
@@ -300,7 +306,9 @@ def _header(path: Path, pair: bool | None, labelled: bool, columns: Columns) -> 
     if missing:
         header_line = f"the {SEPARATORS[form.separator]}-separated header"
         rows = list(_first_rows(path, form))
-        raise UserError(f"{path}:1: {header_line} {lacks(header, rows, missing, columns)}")
+        raise UserError(
+            f"{path}:1: {header_line} {lacks(header, rows, missing, columns, form.names)}"
+        )
     for field in form.names:
         column = form.column(field, header)
         if column is not None and header.count(column) > 1:
@@ -319,7 +327,7 @@ def _check_fields(path: Path, form: Format, columns: Columns) -> None:
     seen = list(dict.fromkeys(name for row in rows for name in row))
     missing = [field for field in _needed(form) if form.column(field, seen) is None]
     if rows and missing:
-        raise UserError(f"{path}:1: {lacks(seen, rows, missing, columns)}")
+        raise UserError(f"{path}:1: {lacks(seen, rows, missing, columns, form.names)}")
 
 
 def _first_rows(path: Path, form: Format) -> Iterator[Row]:
@@ -330,23 +338,32 @@ def _first_rows(path: Path, form: Format) -> Iterator[Row]:
 
 
 def lacks(
-    header: Sequence[str], rows: Sequence[Row], missing: Sequence[str], columns: Columns
+    header: Sequence[str],
+    rows: Sequence[Row],
+    missing: Sequence[str],
+    columns: Columns,
+    names: Mapping[str, Sequence[str]],
 ) -> str:
-    """The end of a sentence: which columns a table lacks, and the keys that would name them."""
-    wanted = [columns.given(field) or field for field in missing]
+    """The end of a sentence: which columns a table lacks, and the keys that would name them. names:
+    of `Format`."""
+    wanted = [names[field][0] for field in missing]
     seen = ", ".join(repr(column[:40]) for column in header[:12])
-    guessed = _guess(header, rows, missing, columns)
+    guessed = _guess(header, rows, missing, names)
     words = [columns.spelled(field, column) for field, column in guessed.items()]
     remedy = "; rename its columns" + (f", or name them: {' '.join(words)}" if words else "")
-    return f"has no {' and no '.join(map(repr, wanted))}, only {seen}{remedy}"
+    rest = f", only {seen}{remedy}" if header else "; write them in each line"
+    return f"has no {' and no '.join(map(repr, wanted))}{rest}"
 
 
 def _guess(
-    header: Sequence[str], rows: Sequence[Row], missing: Sequence[str], columns: Columns
+    header: Sequence[str],
+    rows: Sequence[Row],
+    missing: Sequence[str],
+    names: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
     """The columns that probably hold these fields: of texts the longest, of labels the one with
     the fewest values. Empty where there are too few columns."""
-    taken = {name for names in columns.names().values() for name in names}
+    taken = {name for several in names.values() for name in several}
     free = [name for name in header if name and name not in taken]
     if len(free) < len(missing):
         return {}

@@ -131,6 +131,8 @@ class Format(NamedTuple):
 
     def row(self, record: bytes) -> Row:
         """The columns of a table, or the fields of JSONL."""
+        if self.kind == "squad":
+            return squad.row(record)
         if self.columns is None:
             return json_row(record)
         values = split_fields(decode(record), self)
@@ -224,7 +226,7 @@ def json_row(line: bytes) -> Row:
         reason = getattr(error, "msg", None) or "too deep or too large"
         raise LineError(f"is not valid JSON ({reason}); write one object a line") from None
     if not isinstance(row, dict):
-        raise LineError("is not a JSON object; write one object with 'text_a' a line")
+        raise LineError("is not a JSON object; write one object a line")
     return row
 
 

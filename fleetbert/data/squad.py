@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Dict, Iterable, Iterator, cast
 
 from fleetbert.core import charset
+from fleetbert.data.written import LineError
 
 # The fields of its questions, by those of an example.
 NAMES = {"text_a": ["question"], "text_b": ["context"], "label": ["answers"], "text_c": ["text_c"]}
@@ -16,6 +17,7 @@ NAMES = {"text_a": ["question"], "text_b": ["context"], "label": ["answers"], "t
 VALUE = rb'"[^"]*"\s*:\s*(?:"[^"]*"|[\w.+-]+)\s*,\s*'
 BEGINS = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*(?:%s)*"data"\s*:\s*\[' % VALUE)
 FIRST_BYTES = 1 << 12
+CUT_SHORT = "ends before its JSON object does; copy or download the whole file again"
 
 
 def is_squad(path: str | Path) -> bool:
@@ -29,27 +31,52 @@ def is_squad(path: str | Path) -> bool:
 
 def records(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Each question as a line of JSONL (id, question, context, answers), with the number of the
-    line that its id stands in. A file that is not JSON comes as the line that is wrong."""
+    line that its id stands in. A file without questions, or that is not JSON, comes as a whole."""
     content = charset.without_mark(b"".join(line for _, line in lines))
     try:
         text = content.decode("utf-8")
         file = json.loads(text)
-    except UnicodeDecodeError as error:
-        yield content[: error.start].count(b"\n") + 1, content[error.start :].split(b"\n")[0]
-        return
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", 1)
-        yield line, text.split("\n")[line - 1].encode()
+    except (ValueError, RecursionError):
+        yield 1, content
         return
     line, place = 1, 0
+    has_questions = False
     for paragraph in _parts(_parts([file], "data"), "paragraphs"):
         for question in _parts([paragraph], "qas"):
             written = json.dumps(question.get("id"), ensure_ascii=False)
             at = text.find(written, place)
             if at >= 0:
                 line, place = line + text.count("\n", place, at), at
-            row = {**question, "context": paragraph.get("context")}
-            yield line, json.dumps(row).encode()
+            fields = {**question, "context": paragraph.get("context")}
+            has_questions = True
+            yield line, json.dumps(fields).encode()
+    if not has_questions:
+        yield 1, content
+
+
+def row(record: bytes) -> dict[str, object]:
+    """The fields of what `records` gives; LineError says what is wrong with a file that comes as a
+    whole."""
+    try:
+        fields = cast("Dict[str, object]", json.loads(record.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        if error.end == len(record) and error.reason == "unexpected end of data":
+            raise LineError(CUT_SHORT, record.count(b"\n")) from None
+        line = record[: error.start].count(b"\n")
+        raise LineError(str(charset.problem(record.split(b"\n")[line], record)), line) from None
+    except json.JSONDecodeError as error:
+        is_short = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+        end = len(error.doc) if is_short else error.pos
+        reason = CUT_SHORT if is_short else f"is not valid JSON ({error.msg})"
+        raise LineError(reason, error.doc[:end].count("\n")) from None
+    except RecursionError:
+        raise LineError("is not valid JSON (too deep)") from None
+    if "context" not in fields:
+        raise LineError(
+            "has no questions; SQuAD's layout has them in 'data', 'paragraphs' and 'qas', other "
+            "files have one object with question, context and answers a line"
+        )
+    return fields
 
 
 def _parts(objects: Iterable[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from typing import Callable
 
 
@@ -156,7 +157,10 @@ def _answer(number: int, given: object, text: str, column: str) -> tuple[int, st
         answer, start = given.get("text"), given.get("answer_start")
     name = f"{column!r}[{number}]"
     if not isinstance(answer, str) or not answer.strip():
-        raise LineError(f'{name} is no text; write {{"text": "Paris", "answer_start": 12}}')
+        raise LineError(
+            f'{name} is no text; write {{"text": "Paris", "answer_start": 12}}, or {column!r} '
+            "as [] for no answer"
+        )
     if start is not None and type(start) is not int:
         raise LineError(
             f"{name} has the answer_start {json.dumps(start)[:40]}; it has to be a whole number of "
@@ -166,7 +170,13 @@ def _answer(number: int, given: object, text: str, column: str) -> tuple[int, st
     if start == -1:
         return -1, answer
     if first < 0:
-        raise LineError(f"{name} is {answer[:40]!r}, which is not in its context")
+        is_near = _one_form(answer) in _one_form(text)
+        reason = (
+            "its context has with other line ends or in another Unicode form: copy it from there"
+            if is_near
+            else "is not in its context"
+        )
+        raise LineError(f"{name} is {answer[:40]!r}, which {reason}")
     if start is None or (text.startswith(answer, max(start, 0)) and start >= 0):
         return first if start is None else start, answer
     near = min(_places(answer, text), key=lambda place: abs(place - start))
@@ -174,6 +184,11 @@ def _answer(number: int, given: object, text: str, column: str) -> tuple[int, st
         f"{name} is {answer[:40]!r}, but at its answer_start {start} the context has "
         f"{text[max(start, 0) :][: len(answer)][:40]!r}; the nearest is at {near}"
     )
+
+
+def _one_form(text: str) -> str:
+    """The same of texts that differ by line ends or by how their accents are written."""
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n"))
 
 
 def _places(answer: str, text: str) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
@@ -198,17 +197,10 @@ def answer_lines(
     `id` of a JSONL line comes first in it. How lines are read: see `data.read.iter_lines`.
     Memory is bounded by the window, whatever the length of the stream.
     """
-    if form is not None and form.is_whole:  # each record with its id
-        stream = [record for _, record in form.records(enumerate(stream, 1))]
-        form = form._replace(kind="jsonl")
-    raw: deque[bytes] = deque(maxlen=1)
-    lines = iter_lines(
-        _remember(stream, raw), pair=model.pair, jsonl=jsonl, columns=columns, form=form
-    )
+    lines = iter_lines(stream, pair=model.pair, jsonl=jsonl, columns=columns, form=form)
     second = columns.names()["text_b"][0]
     has_second = form is not None and form.column("text_b", form.columns or ()) is not None
-    # iter_lines gives a line before it reads on; a record of a quoted table needs no id.
-    rows = ((_json_of(raw.pop() if raw else b""), line) for _, line in lines)
+    rows = ((_json_of(record), line) for _, record, line in lines)
     is_told = model.pair
     while True:
         taken = []
@@ -228,12 +220,6 @@ def progress(total: int | None = None, title: str = "") -> tqdm[Any]:
 
     silent = not watched() or (total is not None and total < MANY_TEXTS)
     return bar(total=total, unit=" texts", desc=title or None, disable=silent)
-
-
-def _remember(stream: Iterable[bytes], raw: deque[bytes]) -> Iterator[bytes]:
-    for line in stream:
-        raw.append(line)
-        yield line
 
 
 def _json_of(line: bytes) -> Line:

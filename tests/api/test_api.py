@@ -515,7 +515,7 @@ def test_numbers_of_numpy_and_missing_values(tmp_path):
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"text_a": "a", "label": [2, 3]},
         {"text_a": "a", "label": "b"},
-        {"text_a": "a", "text_b": None, "label": 3},
+        {"text": "a", "text_b": None, "label": 3},
     ]
 
 

@@ -68,10 +68,10 @@ def test_predict_reads_all_texts_of_columns(tagged):
     tag = "\tO" if tagged else ""
     lines = f"John{tag}\nSmith{tag}\n\nOslo{tag}\n".encode()
     found = list(read.iter_lines(lines.splitlines(True), pair=False, form=form))
-    assert [(number, one.text_a) for number, one in found] == [(1, "John Smith"), (4, "Oslo")]
-    assert {one.label for _, one in found} == {"[]" if tagged else None}
+    assert [(number, one.text_a) for number, _, one in found] == [(1, "John Smith"), (4, "Oslo")]
+    assert {one.label for *_, one in found} == {"[]" if tagged else None}
     bad = [b"John\tO\n", b"Smith\tX-per\n"]
-    [(_, error)] = read.iter_lines(bad, pair=False, form=form)
+    [(*_, error)] = read.iter_lines(bad, pair=False, form=form)
     assert "line 2: " in str(error)
 
 

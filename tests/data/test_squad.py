@@ -8,6 +8,7 @@ import pytest
 
 from fleetbert.core.errors import UserError
 from fleetbert.data import in_memory, read, squad
+from fleetbert.tasks.question_answering import QUESTION_ANSWERING as TASK
 
 CONTEXT = "Café: 1 of 2.\r\nThe cafe\u0301 of Zoë opened in 1900 and 1900 again. 字句"
 
@@ -42,6 +43,10 @@ def write(folder, name, text):
     return path
 
 
+def in_rows(folder, name, rows):
+    return in_memory.as_file(name, rows, folder, label="answers")
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_file_of_squad_reads_as_its_rows_in_jsonl(tmp_path, indent):
     rows = [
@@ -53,10 +58,8 @@ def test_a_file_of_squad_reads_as_its_rows_in_jsonl(tmp_path, indent):
         write(tmp_path, "a.json", as_squad(rows, indent=indent, ensure_ascii=indent is None)),
         write(tmp_path, "b.jsonl", "".join(json.dumps(row) + "\n" for row in rows)),
         write(tmp_path, "c.json", "".join(json.dumps(row) + "\n" for row in rows)),
-        in_memory.as_file("d", rows, tmp_path),
-        in_memory.as_file(
-            "e", [(*list(row.values())[1:3], row["answers"]) for row in rows], tmp_path
-        ),
+        in_rows(tmp_path, "d", rows),
+        in_rows(tmp_path, "e", [(*list(row.values())[1:3], row["answers"]) for row in rows]),
     )
     assert [squad.is_squad(path) for path in paths] == [True, False, False, False, False]
     tables = [read_rows(path).examples for path in paths]
@@ -83,28 +86,34 @@ def test_a_file_of_squad_reads_as_its_rows_in_jsonl(tmp_path, indent):
     ],
 )
 def test_answers_may_be_written_so(tmp_path, answers):
-    (row,) = read_rows(in_memory.as_file("a", [written(answers)], tmp_path)).examples
+    (row,) = read_rows(in_rows(tmp_path, "a", [written(answers)])).examples
     context, found = json.loads(row.label)
     assert found[0] == [context.index("1900"), "1900"]
 
 
 WRONG = [
     ([{"text": "1901", "answer_start": 40}], r"'answers'\[0\] is '1901', which is not in its"),
+    (["2.\nThe"], r"which its context has with other line ends or in another Unicode form: copy"),
+    (["Cafe\u0301"], "which its context has with other line ends or in another Unicode form: copy"),
     ([at("1900"), {"text": "Zoë", "answer_start": 3}], r"\[1\] is 'Zoë', but .* 3 .* 'é: '.* 28"),
     ([{"text": "x", "answer_start": -1}], "none stands in the context"),
     ([{"text": "1900", "answer_start": 1.5}], "has the answer_start 1.5; it has to be a whole"),
     ([{"answer_start": 1}], r"\[0\] is no text; write"),
+    ([None], r"'answers'\[0\] is no text; write .*, or 'answers' as \[\] for no answer"),
     ({"text": ["1900"], "answer_start": []}, "as many 'text' as 'answer_start'"),
     (None, "has no 'answers'"),
 ]
 
 
 @pytest.mark.parametrize(("answers", "sentence"), WRONG)
-@pytest.mark.parametrize("kind", ["squad", "jsonl"])
+@pytest.mark.parametrize("kind", ["squad", "jsonl", "tuples"])
 def test_a_wrong_answer_is_told_with_line_and_id_or_skipped(tmp_path, kind, answers, sentence):
     rows = [written([at("1900")]), written(answers, number="bad")]
     if kind == "squad":
         path, line = write(tmp_path, "a.json", as_squad(rows, indent=1)), None
+    elif kind == "tuples":  # without ids
+        tuples = [(row["question"], row["context"], row["answers"]) for row in rows]
+        path, line = in_rows(tmp_path, "a", tuples), 2
     else:
         path, line = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))), 2
     with pytest.raises(UserError, match=sentence) as error:
@@ -112,7 +121,7 @@ def test_a_wrong_answer_is_told_with_line_and_id_or_skipped(tmp_path, kind, answ
     number = int(str(error.value)[len(str(path)) + 1 :].partition(":")[0])
     lines = path.read_text(encoding="utf-8").splitlines()
     assert number == line or '"bad"' in lines[number - 1]
-    if answers is not None:
+    if answers is not None and kind != "tuples":
         assert str(error.value).endswith("(id bad)")
     table = read_rows(path, "skip")
     assert (len(table.examples), len(table.skipped)) == (1, 1)
@@ -123,8 +132,11 @@ def test_what_is_no_question_is_refused(tmp_path):
         (as_squad([written([], context=" ")]), "'context' is empty"),
         (as_squad([written([], question="")]), "'question' is empty"),
         ('{"data": [\n{"paragraphs": [\n{"context": 1,,}]}]}', ":3: is not valid JSON"),
-        ('{"version": "1", "data": []}', "holds no example"),
-        ('{"version": "1", "data": [{"paragraphs": 3}]}', "holds no example"),
+        ('{"version": "1", "data": []}', "has no questions; SQuAD's layout has them in 'data'"),
+        ('{"data": [{"question": "a", "context": "b"}]}', "has no questions; .* one object with"),
+        ('{"version": "1", "data": [{"paragraphs": 3}]}', "has no questions"),
+        (as_squad([written([])]) + "\n}", ":2: is not valid JSON .Extra data"),
+        ("{}", "has no 'question' and no 'context' and no 'answers'; write them in each line"),
     ]:
         with pytest.raises(UserError, match=sentence):
             read_rows(write(tmp_path, "a.json", text))
@@ -136,3 +148,27 @@ def test_what_is_no_question_is_refused(tmp_path):
             path, pair=True, labelled=True, label="answers",
             columns=read.USUAL.model_copy(update={"text_column": "q"}),
         )  # fmt: skip
+
+
+def test_a_file_that_ends_early_is_told_so_wherever_it_ends(tmp_path):
+    whole = as_squad([written([at("字句")])] * 2, indent=1, ensure_ascii=False).encode()
+    begin = whole.index(b"[") + 1
+    for end in {*range(begin, len(whole), 37), whole.index("字".encode()) + 1, len(whole) - 1}:
+        path = tmp_path / "a.json"
+        path.write_bytes(whole[:end])
+        with pytest.raises(UserError, match="ends before its JSON object does; copy") as error:
+            read_rows(path)
+        assert f"{path}:{whole[:end].count(10) + 1}: " in str(error.value)
+
+
+def test_questions_to_answer_need_no_right_answers(tmp_path):
+    """Errors name the line of the file."""
+    rows = [written([at("1900")]), written(["1901"]), written([], context=" ", number="q9")]
+    path = write(tmp_path, "a.json", as_squad(rows, indent=1))
+    form = TASK.labels.input_format(path, read.USUAL)
+    with path.open("rb") as lines:
+        read_lines = list(read.iter_lines(lines, pair=True, form=form))
+    assert [example.text_a for *_, example in read_lines[:2]] == ["When?", "When?"]
+    number, _, error = read_lines[2]
+    assert str(error) == f"line {number}: 'context' is empty"
+    assert '"q9"' in path.read_text(encoding="utf-8").splitlines()[number - 1]

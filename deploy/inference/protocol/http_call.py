@@ -175,6 +175,14 @@ def refuse_direction(message: Mapping[str, Any]) -> None:
         )
 
 
+def read_options(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The object `parameters`, empty where there is none; Hugging Face's clients may send null."""
+    options = message.get("parameters")
+    if options is not None and type(options) is not dict:
+        raise refuse(f"parameters is {show(options)}; it has to be an object")
+    return options or {}
+
+
 def read_count(message: Mapping[str, Any], name: str) -> int | None:
     count = message.get(name)
     if count is not None and (type(count) is not int or count < 1):

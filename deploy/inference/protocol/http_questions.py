@@ -38,9 +38,9 @@ def read(message: http_json.Json, core: Core) -> Asked:
     handle_impossible_answer: whether none may be the answer; the model decides where it is left
     out. No answer is the empty text.
     """
-    inputs, options = message.get("inputs"), message.get("parameters", {})
-    if type(inputs) is not dict or type(options) is not dict:
-        raise refuse("inputs has to be an object of question and context, parameters an object")
+    inputs, options = message.get("inputs"), http_call.read_options(message)
+    if type(inputs) is not dict:
+        raise refuse(f"inputs is {show(inputs)}; it has to be an object of question and context")
     for name in QUESTION:
         if type(inputs.get(name)) is not str:
             raise refuse(f"inputs.{name} is {show(inputs.get(name))}; it has to be a text")

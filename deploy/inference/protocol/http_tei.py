@@ -119,9 +119,7 @@ def read_embed(message: http_json.Json, core: Core) -> Asked:
 
 def read_predict(message: http_json.Json, core: Core) -> Asked:
     """POST /predict: the labels of a text, of a pair, or of a list of [text] and [text, text]."""
-    options = {} if message.get("parameters") is None else message["parameters"]
-    if type(options) is not dict:
-        raise refuse(f"parameters is {show(options)}; it has to be an object")
+    options = http_call.read_options(message)
     if any(name in options for name in LABELS):
         return _read_zero_shot(message, options, core)
     model, version, target = http_call.find(message, core, SCORES)
@@ -137,7 +135,7 @@ def read_predict(message: http_json.Json, core: Core) -> Asked:
     return Asked(model, version, lambda: raw, write)
 
 
-def _read_zero_shot(message: http_json.Json, options: http_json.Json, core: Core) -> Asked:
+def _read_zero_shot(message: http_json.Json, options: Mapping[str, Any], core: Core) -> Asked:
     """The same by a model of vectors, of the labels in `options`, the request's parameters. As in
     Hugging Face's API a list of texts is that, not a pair."""
     given = next(options[name] for name in LABELS if name in options)
@@ -179,9 +177,11 @@ def _read_zero_shot(message: http_json.Json, options: http_json.Json, core: Core
 
 def read_similarity(message: http_json.Json, core: Core) -> Asked:
     """POST /similarity: the cosines of a text and others."""
-    inputs, options = message.get("inputs"), message.get("parameters") or {}
-    if type(inputs) is not dict or type(options) is not dict:
-        raise refuse("inputs has to be an object of source_sentence and sentences")
+    inputs, options = message.get("inputs"), http_call.read_options(message)
+    if type(inputs) is not dict:
+        raise refuse(
+            f"inputs is {show(inputs)}; it has to be an object of source_sentence and sentences"
+        )
     model, version, _ = http_call.find(message, core, VECTORS)
     source = inputs.get("source_sentence")
     if type(source) is not str:

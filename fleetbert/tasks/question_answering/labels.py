@@ -30,9 +30,9 @@ class Questions(Labels):
     collects = Windows
 
     def input_format(self, path: str | Path, columns: schema.Columns) -> read.Format | None:
-        """Of files of SQuAD's layout too."""
+        """Of files of SQuAD's layout too; the answers in a file are not read."""
         if Path(path).suffix.lower() in read.JSON_SUFFIXES and Path(path).is_file():
-            return self.table_format(path, columns, labelled=False)
+            return self.table_format(path, columns, labelled=False)._replace(label="")
         return super().input_format(path, columns)
 
     def labels_of(self, written: Sequence[str]) -> list[str]:

@@ -94,7 +94,7 @@ def test_questions_are_answered_in_their_contexts(server, made):
     assert refused.startswith("input 'context' is missing")
     for question, context, one in zip(questions, contexts, expected):
         message = {"inputs": {"question": question, "context": context}}
-        found = post("question-answering", message)
+        found = post("question-answering", {**message, "parameters": None})
         assert found == {
             "answer": one.text, "start": one.start, "end": one.end,
             "score": pytest.approx(one.score, abs=1e-4),
@@ -104,7 +104,8 @@ def test_questions_are_answered_in_their_contexts(server, made):
         )
         assert [row["start"] for row in several] == [other.start for other in one.n_best[:3]]
     for message, sentence in [
-        ({"inputs": "word1"}, "inputs has to be an object of question and context"),
+        ({"inputs": "word1"}, "inputs is 'word1'; it has to be an object of question and context"),
+        ({"inputs": {}, "parameters": []}, "parameters is a list of 0; it has to be an object"),
         ({"inputs": {"question": "a", "context": 3}}, "inputs.context is 3; it has to be a text"),
         ({"inputs": {"question": "a", "context": " "}}, "text 0 of input 'context' is empty"),
         (

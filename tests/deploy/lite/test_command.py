@@ -76,7 +76,7 @@ def test_pairs(predict, make, tmp_path):
 
 def errors_of_fleetbert(lines: bytes, pair: bool) -> list[str | None]:
     read = iter_lines(io.BytesIO(lines), pair=pair, jsonl=False)
-    return [str(found) if isinstance(found, UserError) else None for _, found in read]
+    return [str(found) if isinstance(found, UserError) else None for _, _, found in read]
 
 
 def test_lines_are_and_texts_are_what_they_are_to_fleetbert_predict(predict, shared_bundle):
