@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
     given = [text.encode("utf-8", "surrogateescape") for text in arguments.text]
     lines = [text.replace(b"\n", b" ") + b"\n" for text in given]
     if arguments.file:
-        with open_input(arguments.file) as stream:
+        with open_input(arguments.file, "--file") as stream:
             lines += [line.rstrip(b"\r\n") + b"\n" for line in stream]
     if not lines:
         raise UserError("ask: give at least one text, or --file")

@@ -108,7 +108,7 @@ def load(arguments: argparse.Namespace) -> answer.Model:
 
 
 @contextmanager
-def open_input(name: str) -> Iterator[BinaryIO]:
+def open_input(name: str, option: str = "--input") -> Iterator[BinaryIO]:
     if name == "-":
         yield sys.stdin.buffer
         return
@@ -117,7 +117,7 @@ def open_input(name: str) -> Iterator[BinaryIO]:
             stream = stack.enter_context(Path(name).open("rb"))
         except OSError as error:
             raise UserError(
-                f"--input {name}: {error.strerror}; name a file, or - for stdin"
+                f"{option} {name}: {error.strerror}; name a file, or - for stdin"
             ) from None
         yield stream
 
@@ -132,12 +132,18 @@ def open_output(name: str, source: str) -> Iterator[BinaryIO]:
         return
     final = Path(os.path.realpath(name))
     special = final.exists() and not final.is_file() and not final.is_dir()  # /dev/null, a pipe
-    with ExitStack() as stack:
-        try:
-            opened = final.open("wb") if special else files.replacing(final)
-            stream = stack.enter_context(opened)
-        except OSError as error:
-            raise UserError(
-                f"--output {name}: {error.strerror}; name a file that can be written"
-            ) from None
-        yield stream
+    try:
+        with ExitStack() as stack:
+            try:
+                opened = final.open("wb") if special else files.replacing(final)
+                stream = stack.enter_context(opened)
+            except OSError as error:
+                raise UserError(
+                    f"--output {name}: {error.strerror}; name a file that can be written"
+                ) from None
+            yield stream
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or error.filename is not None:
+            raise
+        with files.writing(final):  # a full disk
+            raise

@@ -145,7 +145,8 @@ class Scorer:
         for role in ("text_a", "text_b") if self._task.shape.pair else ("text_a",):
             name = next((name for name in known[role] if name in schema.names), None)
             if name is None:
-                option = "text_column" if role == "text_a" else "text_pair_column"
+                named = "text_column" if role == "text_a" else "text_pair_column"
+                option = f"{named} (--{named.replace('_', '-')})"
                 raise UserError(
                     f"no column {' or '.join(map(repr, known[role]))} holds the texts; name it by "
                     f"{option}, of {', '.join(map(repr, schema.names))}"

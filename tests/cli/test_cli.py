@@ -116,6 +116,8 @@ def test_what_the_user_got_wrong_is_one_line_and_exit_code_2(refused, tiny_bundl
     refused("Is a directory", *predict, table, "--output", table.parent)
     missing = table.parent / "no" / "folder"
     refused("No such file or directory", *predict, table, "--output", missing)
+    refused("/dev/full: cannot be written: No space", *predict, table, "--output", "/dev/full")
+    refused("--file none.txt: No such", "ask", "--bundle", tiny_bundle, "--file", "none.txt")
     refused("opset is 3", "export", "--bundle", tiny_bundle, "--format", "onnx", "--opset", 3)
     assert table.read_text() == "text_a\tlabel\nword1\tawful\n"
 
