@@ -13,7 +13,7 @@ import os
 import shutil
 import statistics
 from pathlib import Path
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 from pydantic import ValidationError
@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 STATE, REPORT = "search.json", "report.html"
 TIMED_TEXTS, ROUNDS = 50, 5
-QUARTER = 0.25  # of the heads and feed-forward units that `prune` removes
+# What the steps that prune remove, and the others.
+UNPRUNED: Mapping[str, float] = {}
+QUARTER = {"heads": 0.25, "feed_forward": 0.25}
+THIRD = {"layers": 0.33, "heads": 0.0, "feed_forward": 0.0}
 # What is chosen on selection.data comes later: a step takes whatever the methods make.
 ANY_DROP = 1.0
 
@@ -85,7 +88,10 @@ class Search:
         return self._add(made, folder, "static")
 
     def prune(self, made: Made, folder: Path) -> Made:
-        return self._add(made, folder, "prune")
+        return self._add(made, folder, "prune", QUARTER)
+
+    def layers(self, made: Made, folder: Path) -> Made:
+        return self._add(made, folder, "prune", THIRD)
 
     def vocabulary(self, made: Made, folder: Path) -> Made:
         job = self._quantize("vocabulary", _copied(made.bundle, folder / "whole"))
@@ -125,19 +131,23 @@ class Search:
         )
         return Made(folder / "run" / "bundle")
 
-    def _add(self, made: Made, folder: Path, method: str) -> Made:
-        job = self._quantize(method, _copied(made.bundle, folder / "bundle"))
+    def _add(
+        self, made: Made, folder: Path, method: str, removed: Mapping[str, float] = UNPRUNED
+    ) -> Made:
+        job = self._quantize(method, _copied(made.bundle, folder / "bundle"), removed)
         job = job.model_copy(update={"source": made.variant, **self._training(folder)})
         return Made(folder / "bundle", pipeline.quantize(job).variant)
 
-    def _quantize(self, method: str, bundle: Path) -> config.Quantize:
+    def _quantize(
+        self, method: str, bundle: Path, removed: Mapping[str, float] = UNPRUNED
+    ) -> config.Quantize:
         train = self.job.data.train
         return config.Quantize(
             bundle=str(bundle),
             method=method,
             calibration={"data": train},
             vocabulary={"data": train},
-            prune={"heads": QUARTER, "feed_forward": QUARTER},
+            prune=removed,
             data=self._data(bundles.read(bundle)),
             gate=self._gate(ANY_DROP),
             threads=self.job.threads,
@@ -200,6 +210,7 @@ class Search:
 STEPS: dict[str, Callable[[Search, Made, Path], Made]] = {
     "int8": Search.int8,
     "prune": Search.prune,
+    "layers": Search.layers,
     "vocabulary": Search.vocabulary,
     "exit": Search.exit,
     "student": Search.student,

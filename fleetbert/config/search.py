@@ -20,6 +20,8 @@ Candidate = Literal[
     "vocabulary+int8+exit",
     "prune+int8",
     "vocabulary+prune+int8",
+    "layers+int8",
+    "vocabulary+layers+int8",
     "student+int8",
     "vocabulary+student+int8",
     "student+int8+exit",
@@ -63,8 +65,9 @@ class Compress(Section):
     budget: Budget = Budget()
     candidates: List[Candidate] = key(
         LADDER,
-        "what is tried, in this order: steps joined by +; int8: static; prune: a quarter of the "
-        "heads and feed-forward units; student: half of the layers; exit: early exit",
+        "what is tried, in this order: steps joined by +; int8: static; prune: without a "
+        "quarter of the heads and feed-forward units; layers: without a third of the layers; "
+        "student: half of the layers; exit: early exit",
         common_for=COMPRESS,
     )
     epochs: int = key(2, "epochs of prune and student", common_for=COMPRESS, ge=1)

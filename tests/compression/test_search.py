@@ -163,16 +163,20 @@ def test_the_gate_has_the_last_word(job, tmp_path):
 @pytest.mark.slow
 def test_steps_that_train(job):
     settings = job(
-        candidates=["int8+exit", "prune+int8", "student+int8"],
+        candidates=["int8+exit", "prune+int8", "layers+int8", "student+int8"],
         gate={**job().gate.model_dump(), "max_accuracy_drop": 0.5},
     )
     search.compress(settings)
     known = state(settings.output_dir)
-    assert [known[name]["failed"] for name in ("prune+int8", "student+int8")] == ["", ""]
+    smaller = "prune+int8", "layers+int8", "student+int8"
+    assert [known[name]["failed"] for name in smaller] == ["", "", ""]
     assert (
         known["int8+exit"]["variant"] == "early-exit-int8" or "exit" in known["int8+exit"]["failed"]
     )
-    student = bundles.read(Path(settings.output_dir) / known["student+int8"]["bundle"])
+    made = [bundles.read(Path(settings.output_dir) / known[name]["bundle"]) for name in smaller]
+    kept = [bundle.variant("pruned-float32").pruning.kept_heads for bundle in made[:2]]
+    assert [sorted(map(len, heads)) for heads in kept] == [[2, 2], [0, 2]]
+    student = made[2]
     assert student.variant("float32").bytes < bundles.read(settings.bundle).variant("float32").bytes
 
 
