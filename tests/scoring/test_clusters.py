@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from running_core import wait_for
+
+import fleetbert
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / ".venv-cluster" / "bin"
@@ -115,3 +118,56 @@ def test_a_worker_is_killed_and_each_row_is_there_once(engine, words, tmp_path, 
     # One process takes it for its own.
     assert commands.call(*map(str, words)) == 0
     assert f"0 rows of 0 files answered in {out}; {FILES} files were" in capsys.readouterr().err
+
+
+# What runs a block of docs/tables.md, on two workers, and prints its rows.
+RAY = """
+import fleetbert, ray, ray.data
+ray.init(num_cpus=3, log_to_driver=False)  # two for the actors, one for repartition
+dataset = ray.data.from_arrow(pa.Table.from_pylist(ROWS)).repartition(4)
+BLOCK
+answered = answered.to_pandas()
+"""
+SPARK = """
+import fleetbert
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import pandas_udf
+spark = SparkSession.builder.master("local-cluster[2,1,1024]").getOrCreate()
+rows = spark.createDataFrame(pd.DataFrame(ROWS)).repartition(4)
+BLOCK
+answered = answered.toPandas()
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "script"),
+    [
+        ("map_batches", RAY),
+        pytest.param("pandas_udf", SPARK, marks=needs_java),
+        pytest.param("mapInArrow", SPARK, marks=needs_java),
+    ],
+)
+def test_code_of_the_guide_answers_a_dataset(word, script, tiny_bundle, tmp_path):
+    guide = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+    [block] = [block for block in re.findall("```python\n(.*?)```", guide, re.S) if word in block]
+    block = block.replace('"output/sst2/bundle", "int8-static"', f"{str(tiny_bundle)!r}, 'float32'")
+    rows = [{"id": number, "text": f"word{number % 30}"} for number in range(200)]
+    if word != "map_batches":  # which stops at a row without a text
+        rows[7]["text"] = None
+    head = f"import pandas as pd, pyarrow as pa\nROWS = {rows}\n"
+    tail = f"answered.to_json({str(tmp_path / 'rows.json')!r}, orient='records')\n"
+    (tmp_path / "script.py").write_text(head + script.replace("BLOCK", block) + tail)
+    python = str(BIN / "python")
+    command = [python, tmp_path / "script.py"]
+    with started(tmp_path / "log", *command, PYSPARK_PYTHON=python) as process:
+        assert process.wait() == 0, (tmp_path / "log").read_text()
+    answered = sorted(json.loads((tmp_path / "rows.json").read_text()), key=lambda row: row["id"])
+    assert [row["id"] for row in answered] == [row["id"] for row in rows]
+    expected = fleetbert.Scorer(tiny_bundle, on_bad_row="null")(pa.Table.from_pylist(rows))
+    for row, label, scores in zip(
+        answered,
+        expected["predicted_label"].to_pylist(),
+        expected["predicted_scores"].to_pylist(),
+    ):
+        assert row["predicted_label"] == label
+        assert row["predicted_scores"] == (scores and pytest.approx(scores, abs=1e-5))
