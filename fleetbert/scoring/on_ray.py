@@ -36,6 +36,12 @@ def run(
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         scorer = plans[0].scorer
         threads = scorer.threads or 1
+        largest = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+        if 0 < largest < threads:
+            raise UserError(
+                f"--threads {threads}: the machines of this Ray have {largest} processors at most; "
+                "say fewer"
+            )
         actors = min(len(plans), max(1, int(ray.cluster_resources().get("CPU", 1)) // threads))
         files = ray_data.from_items(
             [{"work": work} for work in remote.pack(plans)], override_num_blocks=len(plans)

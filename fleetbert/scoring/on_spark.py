@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from concurrent import futures
+from contextlib import suppress
 from typing import Any, Generator, Iterator, Sequence
 
 from fleetbert.core.errors import UserError
@@ -13,6 +15,7 @@ from fleetbert.scoring import remote
 from fleetbert.scoring.plan import Plan
 
 POLL = 0.2  # seconds
+MASTERS = r"local(\[.*\])?|local-cluster\[.*\]|(spark|k8s)://.+|yarn"
 
 
 def run(
@@ -24,13 +27,18 @@ def run(
     that of spark-submit, else the processors of this machine. Raises UserError where it cannot be
     reached or a file fails.
     """
+    if address is not None and not re.fullmatch(MASTERS, address):
+        raise UserError(
+            f"--address {address}: this is no master of Spark; say one such as spark://HOST:PORT, "
+            "yarn or local-cluster[2,1,2048]"
+        )
+    if (address or "").startswith("spark://"):
+        remote.check_reachable(address or "")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UserError(
             "--on spark: Spark needs Java 17 or later, which is not installed; on Debian: "
             "apt install openjdk-17-jre-headless"
         )
-    if (address or "").startswith("spark://"):
-        remote.check_reachable(address or "")
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -45,13 +53,21 @@ def run(
     try:
         with SparkContext(conf=conf) as context:
             context.setLogLevel("ERROR")
+            # This logger warns every 15 s that no executor takes the files.
+            log4j = context._jvm.org.apache.logging.log4j
+            scheduler = "org.apache.spark.scheduler.TaskSchedulerImpl"
+            log4j.core.config.Configurator.setLevel(scheduler, log4j.Level.WARN)
             yield from remote.counted(plans, _outcomes(context, remote.pack(plans)))
     except (Py4JError, PySparkException) as error:
-        raise UserError(f"--on spark: {remote.cause(error)}") from error
+        cause = remote.cause(error)
+        if "JAVA_GATEWAY_EXITED" in cause:
+            cause = "Java ended before Spark was there; its own lines above say why"
+        raise UserError(f"--on spark: {cause}") from error
 
 
 def _outcomes(context: Any, work: list[bytes]) -> Iterator[remote.Outcome]:
     """What became of each file, as soon as Spark knows it."""
+    from py4j.protocol import Py4JError
     from pyspark.accumulators import AccumulatorParam
 
     class Lists(AccumulatorParam):
@@ -77,4 +93,5 @@ def _outcomes(context: Any, work: list[bytes]) -> Iterator[remote.Outcome]:
                     job.result()
                     return
         finally:
-            context.cancelAllJobs()
+            with suppress(Py4JError):  # the first error is the one to show
+                context.cancelAllJobs()

@@ -83,7 +83,8 @@ def _versions() -> dict[str, str]:
 
 
 def cause(error: BaseException) -> str:
-    """The line that names the cause, of an error that holds stacks of Python and Java."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """The line that names the cause, of an error that holds stacks of Python and Java; else all
+    lines, as one."""
+    lines = [line.strip().lstrip(": ") for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
-    return (causes or lines or [type(error).__name__])[0]
+    return causes[0] if causes else " ".join(lines) or type(error).__name__

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fleetbert
-from fleetbert.scoring import files, places, remote
+from fleetbert.scoring import files, on_spark, places, remote
 
 
 def here(plans):
@@ -86,10 +86,14 @@ def test_an_address_where_nothing_listens(address):
         remote.check_reachable(address)
     with pytest.raises(fleetbert.UserError, match="say HOST:PORT"):
         remote.check_reachable("spark://host")
+    with pytest.raises(fleetbert.UserError, match="--address host:7077: this is no master of Spa"):
+        next(on_spark.run([], "host:7077"))
 
 
 def test_the_cause_is_found_between_the_stacks():
     error = "An error occurred.\n: Job aborted\n  File 1\nImportError: no x\n\tat java.lang.Thread"
     assert remote.cause(RuntimeError(error)) == "ImportError: no x"
-    assert remote.cause(RuntimeError("Version mismatch\n more")) == "Version mismatch"
+    error = "An error occurred.\n: org.apache.SparkException: too small\n\tat java.lang.Thread"
+    assert remote.cause(RuntimeError(error)) == "org.apache.SparkException: too small"
+    assert remote.cause(RuntimeError("Mismatch:\n  Python 3.11\n")) == "Mismatch: Python 3.11"
     assert remote.cause(RuntimeError()) == "RuntimeError"
