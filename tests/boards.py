@@ -9,7 +9,10 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
+from fleetbert.core.reading import Reading
+from fleetbert.data import windows
 from fleetbert.data.tokenizers import of_vocab
+from fleetbert.data.tokenizers.wordpiece import WordPiece
 from fleetbert.engines import early_exit, exit_heads, exits
 from fleetbert.export import lite_unigram
 from fleetbert.tasks.metrics import softmax
@@ -19,6 +22,13 @@ HERE = TARGETS.get(platform.machine(), "x86")
 LABELS = ["negative", "positive", "无"]
 WORDS = [f"word{number}" for number in range(95)]
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+# What a bundle says of long texts.
+READINGS = {
+    "cut": None,
+    "windows": Reading(16, "windows", 5),
+    "max": Reading(16, "windows", 0, "max"),
+    "head_tail": Reading(16, "head_tail"),
+}
 MODEL = b"not a model: the fake engine does not read it" * 1000
 
 
@@ -152,6 +162,26 @@ def fake_logits(ids, types=None, labels: int = len(LABELS), pad_id: int = 0) -> 
 def fake_tokens(ids, labels: int) -> np.ndarray:
     """float32 [tokens, labels]: of each token, where tags are asked."""
     return np.array([[i * k * k % 97 / 16 for k in range(1, labels + 1)] for i in ids], np.float32)
+
+
+def expected(bundle, name: str, texts, vocab=None, pairs=None):
+    """The task, its labels and the outputs that the fake engine gives; pairs: second texts, else
+    the texts backwards."""
+    task = tasks.of(bundles.read(bundle).task)
+    labels = bundles.read(bundle).task.answered_labels
+    tokenizer = WordPiece(of_vocab(vocab or bundle / "vocab.txt", True))
+    pairs = list(pairs or texts[::-1]) if task.shape.pair else None
+    encoded = task.answer.encode(tokenizer, list(texts), pairs, bundles.read(bundle).reading)
+    of_rows, layout = windows.divide(encoded) or (encoded, None)
+    rows = np.empty(len(of_rows.ids), object)
+    for number, (ids, first) in enumerate(zip(of_rows.ids, of_rows.first_lengths.tolist())):
+        if task.shape.per_token:
+            rows[number] = fake_tokens(ids.tolist(), task.outputs(labels))
+        else:
+            types = [0] * first + [1] * (len(ids) - first)
+            rows[number] = fake_logits(ids.tolist(), types, task.outputs(labels))
+    outputs = task.answer.pool(rows if task.shape.per_token else np.stack(rows), layout)
+    return task, labels, task.answer.of_texts(outputs, encoded.words, pairs or texts)
 
 
 def logits_of(tokenizer, text: str, second: str | None = None, max_length: int = 16) -> np.ndarray:

@@ -32,8 +32,8 @@ OPENCL = "armv8-opencl"  # a board's GPU, in half precision; the processor what 
 PLACES = {"armv8": "arm", "armv7": "arm", OPENCL: "opencl,arm", "x86": "x86"}  # as opt names them
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
 KINDS = {False: bundles.LiteVariant, True: bundles.LiteEarlyExitVariant}
-# That deploy/lite knows: it does not find answers in contexts.
-TASKS = [task.name for task in tasks.BUILT_IN if task.shape.answer not in ("", "answer")]
+# That deploy/lite knows.
+TASKS = [task.name for task in tasks.BUILT_IN if task.shape.answer]
 STATIC = "int8-static"
 EARLY_EXIT = "early-exit-float32"
 MODEL = "model.nb"
@@ -153,8 +153,9 @@ def _compiled(bundle: bundles.Bundle) -> lite_unigram.Compiled | None:
         return None
     if tasks.get(bundle.task.name).shape.per_token:
         raise UserError(
-            f"{bundle.root}: answers with spans, and its tokenizer is a {tokenizer.kind}: the "
-            "programs for boards find words with WordPiece only; serve it with Paddle Inference"
+            f"{bundle.root}: answers with parts of texts, and its tokenizer is a "
+            f"{tokenizer.kind}: the programs for boards find them with WordPiece only; serve it "
+            "with Paddle Inference"
         )
     if isinstance(tokenizer, Whole):
         return lite_unigram.compiled(tokenizer)

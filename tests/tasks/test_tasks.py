@@ -162,7 +162,7 @@ def test_boards_know_the_kinds_of_answers_and_the_tasks_of_older_bundles():
     shapes = [task.shape for task in tasks.BUILT_IN if task.shape.answers]
     answers = {shape.name: shape.answer for shape in shapes}
     assert older and older.items() <= answers.items()
-    assert {*kinds, "answer"} == {*answers.values()}  # boards do not find answers in contexts
+    assert {*kinds} == {*answers.values()}
 
 
 def test_answers_of_all_ranks_are_put_in_order():

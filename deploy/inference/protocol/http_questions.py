@@ -60,6 +60,7 @@ def read(message: http_json.Json, core: Core) -> Asked:
             candidates = [answer, *(other for other in candidates if other != answer)]
         elif not may_lack:
             candidates = [candidate for candidate in candidates if candidate["text"] is not None]
+        candidates = candidates or [answer]  # the context has no tokens
         answers = [_as_theirs(candidate) for candidate in candidates[:most]]
         return http_call.as_json(answers[0] if most == 1 else answers, unknown)
 

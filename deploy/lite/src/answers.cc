@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "contexts.h"
 #include "unicode.h"
 
 namespace fleetbert {
@@ -14,8 +15,6 @@ using nlohmann::ordered_json;
 size_t largest(const float* first, size_t count) {
   return static_cast<size_t>(std::max_element(first, first + count) - first);
 }
-
-double rounded(double value) { return std::round(value * 1e6) / 1e6; }
 
 ordered_json label_in_json(const Bundle& bundle, size_t number) {
   if (bundle.integers.empty()) return bundle.labels[number];
@@ -98,8 +97,7 @@ ordered_json spans_in_json(const Bundle& bundle, const Row& row, const Answer& a
   const auto characters = decode_utf8(row.text);
   auto found = ordered_json::array();
   for (const auto& span : spans_of(bundle, row, answer)) {
-    std::string text;
-    for (size_t at = span.start; at < span.end; ++at) append_utf8(characters[at], text);
+    const auto text = encode_utf8(characters, span.start, span.end);
     found.push_back({{"start", span.start},
                      {"end", span.end},
                      {"kind", span.kind},
@@ -128,6 +126,9 @@ std::vector<Told> tensors_of(const Bundle& bundle, bool early_exit) {
       break;
     case Kind::kSpans:
       tensors = {{"spans", "BYTES", 0}};
+      break;
+    case Kind::kAnswer:
+      tensors = {{"answer", "BYTES", 0}};
   }
   if (early_exit) tensors.push_back({"exit_layer", "INT32", 0});
   return tensors;
@@ -138,6 +139,7 @@ std::string text_of(const Bundle& bundle, const Row& row, const Answer& answer) 
     return bundle.labels[largest(answer.logits.data(), bundle.outputs)];
   }
   if (bundle.kind == Kind::kLabels) return chosen(bundle, scores_of(bundle, answer)).dump();
+  if (bundle.kind == Kind::kAnswer) return answer_in_context(bundle, row, answer).dump();
   return spans_in_json(bundle, row, answer).dump();
 }
 
@@ -146,6 +148,8 @@ std::vector<float> numbers_of(const Bundle& bundle, const std::string& name,
   return name == "scores" ? scores_of(bundle, answer) : answer.logits;
 }
 
+double rounded(double value) { return std::round(value * 1e6) / 1e6; }
+
 ordered_json labels_in_json(const Bundle& bundle) {
   if (bundle.integers.empty()) return bundle.labels;
   return bundle.integers;
@@ -153,6 +157,7 @@ ordered_json labels_in_json(const Bundle& bundle) {
 
 ordered_json in_json(const Bundle& bundle, const Row& row, const Answer& answer) {
   ordered_json told;
+  if (bundle.kind == Kind::kAnswer) told = answer_in_context(bundle, row, answer);
   if (bundle.kind == Kind::kNumber) told["value"] = rounded(static_cast<double>(answer.logits[0]));
   if (bundle.kind == Kind::kSpans) told["spans"] = spans_in_json(bundle, row, answer);
   if (bundle.kind == Kind::kVector) {

@@ -20,11 +20,14 @@ struct Told {
 // All of them, `exit_layer` last.
 std::vector<Told> tensors_of(const Bundle& bundle, bool early_exit);
 
-// An answer's value in a tensor of BYTES: a label, or a JSON list of labels or spans.
+// An answer's value in a tensor of BYTES: a label, a JSON list of labels or spans, or an object.
 std::string text_of(const Bundle& bundle, const Row& row, const Answer& answer);
 
 // Its values in a tensor of FP32.
 std::vector<float> numbers_of(const Bundle& bundle, const std::string& name, const Answer& answer);
+
+// A probability or value with six digits, as answers in JSON have it.
+double rounded(double value);
 
 // The labels in JSON: integers where the bundle's are.
 nlohmann::ordered_json labels_in_json(const Bundle& bundle);

@@ -1,5 +1,6 @@
 #include "bundle.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 
@@ -16,6 +17,7 @@ constexpr int kOldestFormat = 1, kFormat = 2;
 constexpr uint64_t kMaxManifest = 64u << 20;
 constexpr size_t kMaxLength = 1u << 20;
 constexpr double kThreshold = 0.5;  // where a bundle has no other for a label
+constexpr size_t kStride = 128;  // tokens that windows of contexts share, where a bundle has none
 
 // As fleetbert/bundle/variants.py has it: variant/file, with nothing that leads out of the bundle.
 bool stays_inside(const std::string& path) {
@@ -90,7 +92,7 @@ WordPieceSettings read_wordpiece(const Reader& tokenizer) {
 void read_shape(const Reader& task, Bundle& bundle) {
   static const std::map<std::string, Kind> kinds = {
       {"label", Kind::kLabel},   {"labels", Kind::kLabels}, {"number", Kind::kNumber},
-      {"vector", Kind::kVector}, {"spans", Kind::kSpans},
+      {"vector", Kind::kVector}, {"spans", Kind::kSpans},   {"answer", Kind::kAnswer},
   };
   static const std::map<std::string, std::string> older = {
       {"classification", "label"},     {"pair_classification", "label"},
@@ -112,9 +114,9 @@ void read_shape(const Reader& task, Bundle& bundle) {
                          "fleetbert serve, or export a model of another task");
   }
   bundle.kind = kind->second;
-  if (bundle.pair && bundle.kind == Kind::kSpans) {
-    task.at("shape").fail("is of spans of pairs, which boards do not answer: serve it with "
-                          "fleetbert serve");
+  if (bundle.per_token() && bundle.pair != (bundle.kind == Kind::kAnswer)) {
+    task.at("shape").fail("is of spans of pairs or answers without contexts, which boards do not "
+                          "give: serve it with fleetbert serve");
   }
 }
 
@@ -143,12 +145,13 @@ void read_task(const Reader& task, Bundle& bundle) {
   }
   bundle.outputs = bundle.labels.size();
   if (bundle.kind == Kind::kNumber) bundle.outputs = 1;
+  if (bundle.kind == Kind::kAnswer) bundle.outputs = 2;  // where it begins and ends
   if (bundle.kind == Kind::kVector) {
     const auto width = task.at("width").number();
     if (width < 1 || width > kMaxLength) task.at("width").fail("is out of bounds");
     bundle.outputs = static_cast<size_t>(width);
   }
-  if (bundle.kind != Kind::kLabels) return;
+  if (bundle.kind != Kind::kLabels && bundle.kind != Kind::kAnswer) return;
   bundle.thresholds.assign(bundle.labels.size(), kThreshold);
   if (!task.has("thresholds")) return;
   const auto thresholds = task.at("thresholds");
@@ -212,6 +215,9 @@ Bundle read_bundle(const std::filesystem::path& root) {
   if (length < 3 || length > kMaxLength) reader.at("max_length").fail("is out of bounds");
   bundle.max_length = static_cast<size_t>(length);
   if (reader.has("long_texts")) read_long_texts(reader.at("long_texts"), bundle);
+  if (bundle.kind == Kind::kAnswer && bundle.long_texts.method != "windows") {
+    bundle.long_texts = {"windows", std::min(kStride, bundle.max_length / 3), "mean"};
+  }
   const auto tokenizer = reader.at("tokenizer");
   bundle.is_wordpiece = tokenizer.at("kind").text() == "wordpiece";
   if (bundle.is_wordpiece) {
@@ -317,8 +323,10 @@ std::unique_ptr<Tokenizer> open_tokenizer(const Bundle& bundle, const Variant& v
   } else {
     opened = std::make_unique<Unigram>(file_of(bundle, variant, "unigram.safetensors"));
   }
-  const auto needed =
-      opened->special_tokens(bundle.pair) + (bundle.long_texts.method == "cut" ? 0 : 1);
+  const size_t least = bundle.kind == Kind::kAnswer        ? 2  // of question and context
+                       : bundle.long_texts.method == "cut" ? 0
+                                                           : 1;
+  const auto needed = opened->special_tokens(bundle.pair) + least;
   if (bundle.max_length < needed) {
     throw UserError((bundle.root / "manifest.json").string() + ": max_length is " +
                     std::to_string(bundle.max_length) + ", and its tokenizer needs " +

@@ -32,7 +32,7 @@ struct Variant {
 };
 
 // What a bundle answers, as fleetbert/tasks has it.
-enum class Kind { kLabel, kLabels, kNumber, kVector, kSpans };
+enum class Kind { kLabel, kLabels, kNumber, kVector, kSpans, kAnswer };
 
 struct Bundle {
   std::filesystem::path root;
@@ -41,8 +41,9 @@ struct Bundle {
   bool pair = false;  // whether it answers pairs of texts
   std::vector<std::string> labels;
   std::vector<int64_t> integers;   // the labels where answers in JSON have integers; else none
-  std::vector<double> thresholds;  // of kLabels: the probability above which a text has each
-  size_t outputs = 0;  // numbers that the model gives for a text, of kSpans for a token
+  // Of kLabels: the probability above which a text has each; of kAnswer: of no answer, its label.
+  std::vector<double> thresholds;
+  size_t outputs = 0;  // numbers that the model gives for a text, or for a token
   size_t max_length = 0;
   LongTexts long_texts;  // what becomes of texts with more tokens
   bool is_wordpiece = true;     // else Unigram, in the variants
@@ -50,6 +51,8 @@ struct Bundle {
   std::string vocab_sha256;     // if it is
   std::vector<Variant> variants;
 
+  // Whether the model's outputs are of tokens, and answers have characters of the text.
+  bool per_token() const { return kind == Kind::kSpans || kind == Kind::kAnswer; }
   std::filesystem::path vocab_path() const { return root / "vocab.txt"; }
   std::filesystem::path path_of(const File& file) const {
     return root / std::filesystem::u8path(file.path);

@@ -51,6 +51,16 @@ Row part_of(const Row& row, size_t begin, size_t end) {
   return made;
 }
 
+// The first token stands for no answer: it is that of the window which is least for it.
+void take_least_none(const std::vector<std::vector<float>>& rows, std::vector<float>& whole) {
+  const auto sum = [](const std::vector<float>& row) { return row[0] + row[1]; };
+  const auto least = std::min_element(
+      rows.begin(), rows.end(), [&](const auto& one, const auto& other) {
+        return sum(one) < sum(other);
+      });
+  std::copy_n(least->begin(), 2, whole.begin());
+}
+
 }  // namespace
 
 Classifier::Classifier(Bundle bundle, Variant variant, std::unique_ptr<Tokenizer> tokenizer,
@@ -70,12 +80,16 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
   auto tokenizer = open_tokenizer(bundle, variant);
   Model model;
   model.outputs = bundle.outputs;
-  model.per_token = bundle.kind == Kind::kSpans;
+  model.per_token = bundle.per_token();
   model.pad_id = tokenizer->pad_id();
   Exits exits;
   if (model.per_token && !bundle.is_wordpiece) {
-    throw UserError("bundle " + bundle.root.string() + " answers with spans, whose words are found "
-                    "with WordPiece only here: serve it with fleetbert serve");
+    throw UserError("bundle " + bundle.root.string() + " answers with parts of texts, which are "
+                    "found with WordPiece only here: serve it with fleetbert serve");
+  }
+  if (variant.early_exit && bundle.kind == Kind::kAnswer) {
+    throw UserError("variant " + variant.name + " is of answers in contexts, which no text leaves "
+                    "early: export one without early exit");
   }
   if (variant.early_exit) {
     exits = read_exits(file_of(bundle, variant, "exits.json").parent_path(), model.outputs);
@@ -101,7 +115,9 @@ Row Classifier::encode(std::string_view text, std::string_view second) const {
   const bool spans = bundle_.kind == Kind::kSpans;
   const auto& method = bundle_.long_texts.method;
   Encoding encoding;
-  if (method == "cut") {
+  if (bundle_.kind == Kind::kAnswer) {
+    encoding = tokenizer_->encode_question(text, second, bundle_.max_length);
+  } else if (method == "cut") {
     encoding = bundle_.pair ? tokenizer_->encode(text, second, bundle_.max_length)
                : spans      ? tokenizer_->encode_with_pieces(text, bundle_.max_length)
                             : tokenizer_->encode(text, bundle_.max_length);
@@ -113,6 +129,9 @@ Row Classifier::encode(std::string_view text, std::string_view second) const {
   if (spans) {
     row.text = text;
     row.words = words_of(decode_utf8(text), encoding.pieces, tokenizer_->specials_before());
+  } else if (bundle_.kind == Kind::kAnswer) {
+    row.text = second;
+    row.words = tokens_of(decode_utf8(second), encoding.pieces, encoding.first);
   }
   if (method == "windows" && encoding.ids.size() > bundle_.max_length) {
     row.first = encoding.first;
@@ -160,10 +179,11 @@ std::vector<Answer> Classifier::answer(const std::vector<const Row*>& rows) cons
     }
     const auto at = all.begin() + static_cast<std::ptrdiff_t>(start);
     const std::vector<Window> of_text(at, at + static_cast<std::ptrdiff_t>(end - start));
-    answer.logits = bundle_.kind == Kind::kSpans
+    answer.logits = bundle_.per_token()
                         ? stitch(of_text, outputs, row.first, row.last, row.input_ids.size(),
                                  bundle_.outputs)
                         : pool(of_text, outputs, bundle_.long_texts.pool, bundle_.outputs);
+    if (bundle_.kind == Kind::kAnswer) take_least_none(outputs, answer.logits);
   }
   return answers;
 }

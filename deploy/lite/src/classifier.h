@@ -21,8 +21,8 @@ struct Row {
   std::vector<int64_t> token_type_ids;  // as many
   bool truncated = false;
   size_t first = 0, last = 0;  // where the tokens begin and end that windows divide; 0: none
-  std::string text;          // of spans, and what is tagged of it
-  std::vector<Word> words;
+  std::string text;  // that answers have characters of: of spans the text, else the context
+  std::vector<Word> words;  // of spans its words, which are tagged; else its tokens
   std::optional<double> speed;  // of early exit; nothing: the classifier's own
 };
 

@@ -20,7 +20,7 @@ struct Exits {
   std::vector<Head> heads;  // after each group but the last
 };
 
-// logits: what the model gives for a text, of spans [tokens, labels]; layer: the last one that the
+// logits: what the model gives for a text, or [tokens, outputs]; layer: the last one that the
 // text went through; 0 where none leaves early.
 struct Answer {
   std::vector<float> logits;

@@ -18,63 +18,8 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr int kMaxDepth = 100;
 constexpr int64_t kTokenTypes = 2;          // BERT's segments
 constexpr double kLongestTimeout = 86400;  // seconds
-
-[[noreturn]] void refuse(const std::string& message, int status = 400) {
-  throw Failure(status, message);
-}
-
-std::string shortened(std::string text, size_t limit = 60) {
-  if (text.size() > limit) {
-    text.resize(limit);
-    while (!text.empty() && !is_utf8(text)) text.pop_back();
-    text += "...";
-  }
-  return text;
-}
-
-std::string show(const json& value) {
-  if (value.is_array()) return "a list of " + std::to_string(value.size());
-  if (value.is_object()) return "an object of " + std::to_string(value.size());
-  if (value.is_string()) return in_quotes(value.get_ref<const std::string&>());
-  return shortened(value.dump());
-}
-
-json parse_body(const std::string& text) {
-  const auto check_depth = [](int depth, json::parse_event_t, json&) {
-    if (depth >= kMaxDepth) {
-      refuse("the body is nested more than " + std::to_string(kMaxDepth) +
-             " levels deep; a tensor of texts or ids needs five");
-    }
-    return true;
-  };
-  json message;
-  try {
-    message = json::parse(text, check_depth);
-  } catch (const json::parse_error& error) {
-    const size_t at = error.byte;
-    const auto start = at > 40 ? at - 40 : 0;
-    auto near = text.substr(std::min(start, text.size()), at + 8 - start);
-    near.erase(std::remove_if(near.begin(), near.end(),
-                              [](char c) { return static_cast<unsigned char>(c) - 32u >= 95u; }),
-               near.end());
-    refuse("the body is not JSON, at byte " + std::to_string(at) +
-           (near.empty() ? "" : ", near '" + near + "'"));
-  } catch (const json::out_of_range&) {
-    refuse("the body holds a number that is larger than any 64-bit float");
-  }
-  if (!message.is_object()) refuse("the body is " + show(message) + "; it has to be a JSON object");
-  return message;
-}
-
-// The member of an object; null where there is none.
-const json& member(const json& object, const char* key) {
-  static const json nothing;
-  const auto found = object.find(key);
-  return found == object.end() ? nothing : *found;
-}
 
 const json& read_list(const json& message, const char* key) {
   static const json empty = json::array();
@@ -271,20 +216,7 @@ std::vector<std::string> read_texts(const Tensor& tensor, const Limits& limits) 
       texts.push_back(text.get<std::string>());
     }
   }
-  for (size_t number = 0; number < count; ++number) {
-    if (texts[number].size() > limits.max_text_bytes) {
-      refuse("text " + std::to_string(number) + " of input '" + tensor.name + "' has " +
-                 std::to_string(texts[number].size()) + " bytes; this server takes at most " +
-                 std::to_string(limits.max_text_bytes) + " in a text",
-             413);
-    }
-  }
-  for (size_t number = 0; number < count; ++number) {
-    const auto fault = fault_of(texts[number]);
-    if (!fault.empty()) {
-      refuse("text " + std::to_string(number) + " of input '" + tensor.name + "' " + fault);
-    }
-  }
+  check_texts(texts, tensor.name, limits);
   return texts;
 }
 
@@ -367,6 +299,10 @@ Integers read_integers(const Tensor& tensor, const Limits& limits, size_t max_le
 
 using Tensors = std::map<std::string, Tensor>;
 
+// What models of questions call the texts of their pairs.
+const std::map<std::string, std::string> kQuestion = {{"question", "text"},
+                                                      {"context", "text_pair"}};
+
 std::vector<Row> rows_of_texts(const Tensors& inputs, const Classifier& classifier,
                                const Limits& limits) {
   for (const auto* name : {"input_ids", "token_type_ids", "attention_mask"}) {
@@ -375,17 +311,21 @@ std::vector<Row> rows_of_texts(const Tensors& inputs, const Classifier& classifi
              "other");
     }
   }
-  const auto texts = read_texts(inputs.at("text"), limits);
+  const bool of_questions = classifier.bundle().kind == Kind::kAnswer;
+  const auto first = inputs.find("text");
+  if (first == inputs.end()) refuse("input 'question' is missing: this model answers it");
+  const auto texts = read_texts(first->second, limits);
   std::vector<std::string> seconds(texts.size());
   if (classifier.bundle().pair) {
     const auto found = inputs.find("text_pair");
     if (found == inputs.end()) {
-      refuse("input 'text_pair' is missing: this model answers pairs of texts");
+      refuse(of_questions ? "input 'context' is missing: this model finds answers in it"
+                          : "input 'text_pair' is missing: this model answers pairs of texts");
     }
     seconds = read_texts(found->second, limits);
     if (seconds.size() != texts.size()) {
-      refuse("input 'text_pair' has " + std::to_string(seconds.size()) +
-             " texts, but input 'text' has " + std::to_string(texts.size()));
+      refuse("input '" + found->second.name + "' has " + std::to_string(seconds.size()) +
+             " texts, but input '" + first->second.name + "' has " + std::to_string(texts.size()));
     }
   }
   std::vector<Row> rows;
@@ -444,29 +384,32 @@ std::vector<Row> rows_of_ids(const Tensors& inputs, const Classifier& classifier
   return rows;
 }
 
-// The inputs that the model tells of; attention_mask goes with ids as well. Spans are characters of
-// texts: token ids have none.
+// The inputs that the model tells of; attention_mask goes with ids as well. Where answers have
+// characters of texts there are no token ids, which have none.
 std::vector<std::string> inputs_of(const Bundle& bundle) {
+  if (bundle.kind == Kind::kAnswer) return {"question", "context"};
   std::vector<std::string> names = {"text"};
   if (bundle.pair) names.push_back("text_pair");
-  if (bundle.kind != Kind::kSpans) names.insert(names.end(), {"input_ids", "token_type_ids"});
+  if (!bundle.per_token()) names.insert(names.end(), {"input_ids", "token_type_ids"});
   return names;
 }
 
 Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
   Tensors inputs;
-  const auto known = inputs_of(bundle);
+  const bool of_questions = bundle.kind == Kind::kAnswer;
+  auto known = inputs_of(bundle);
+  if (of_questions) known.insert(known.end(), {"text", "text_pair"});
   const auto& entries = read_list(message, "inputs");
   for (size_t number = 0; number < entries.size(); ++number) {
     const auto where = "inputs[" + std::to_string(number) + "]";
     const auto& entry = entries[number];
     Tensor tensor{read_name(entry, where), &entry, std::nullopt};
     const auto& name = tensor.name;
-    const bool is_mask = name == "attention_mask" && bundle.kind != Kind::kSpans;
+    const bool is_mask = name == "attention_mask" && !bundle.per_token();
     if (!is_mask && std::find(known.begin(), known.end(), name) == known.end()) {
-      refuse("input " + in_quotes(name) + " is unknown; this model takes text" +
-             (bundle.pair ? " and text_pair" : "") +
-             (bundle.kind == Kind::kSpans ? "" : ", or input_ids and token_type_ids"));
+      refuse("input " + in_quotes(name) + " is unknown; this model takes " +
+             (of_questions ? "question and context" : bundle.pair ? "text and text_pair" : "text") +
+             (bundle.per_token() ? "" : ", or input_ids and token_type_ids"));
     }
     const bool has_data = !member(entry, "data").is_null();
     const auto& parameters = read_parameters(entry, where);
@@ -479,7 +422,8 @@ Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
     } else if (!has_data) {
       refuse("data of input " + in_quotes(name) + " is missing");
     }
-    if (!inputs.emplace(name, tensor).second) {
+    const auto usual = kQuestion.find(name);
+    if (!inputs.emplace(usual == kQuestion.end() ? name : usual->second, tensor).second) {
       refuse("input " + in_quotes(name) + " is given twice");
     }
   }
@@ -523,18 +467,6 @@ std::vector<Question::Output> read_outputs(const json& message, bool all_binary,
     for (const auto& name : known) outputs.push_back({name, all_binary});
   }
   return outputs;
-}
-
-// Names of a request's parameters that change nothing, in ASCII.
-std::string read_unknown(const json& parameters) {
-  std::string names;
-  for (const auto& [key, value] : parameters.items()) {
-    if (key == "timeout" || key == "speed" || key == "binary_data_output") continue;
-    names += (names.empty() ? "" : ", ") + in_quotes(key);
-  }
-  std::replace_if(
-      names.begin(), names.end(), [](unsigned char c) { return c > 126; }, '?');
-  return names;
 }
 
 // From 0 (all layers) to 1; without meaning for variants that no text leaves early.
@@ -581,18 +513,6 @@ std::string json_text(const std::string& text) { return json(text).dump(); }
 
 }  // namespace
 
-std::string in_quotes(std::string_view text) {
-  std::string safe;
-  for (const auto c : shortened(std::string(text))) {
-    safe += static_cast<unsigned char>(c) < 32 || c == 127 ? '?' : c;
-  }
-  return "'" + (is_utf8(safe) ? safe : std::string("?")) + "'";
-}
-
-std::string error_body(const std::string& message) {
-  return json{{"error", message}}.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
 Question read_question(const std::string& body, const std::optional<std::string>& header_length,
                        const Classifier& classifier, const Limits& limits) {
   const auto head = header_length ? read_header_length(*header_length, body.size()) : body.size();
@@ -607,12 +527,14 @@ Question read_question(const std::string& body, const std::optional<std::string>
   const bool all_binary =
       parameters.contains("binary_data_output") &&
       read_flag(parameters["binary_data_output"], "binary_data_output", "the request");
-  question.unknown_parameters = read_unknown(parameters);
+  question.unknown_parameters =
+      names_of_others(parameters, {"timeout", "speed", "binary_data_output"});
   question.outputs = read_outputs(message, all_binary, outputs_of(classifier));
   const auto speed = read_speed(parameters);
   question.timeout_seconds = read_timeout(parameters, limits);
-  question.rows = inputs.count("text") ? rows_of_texts(inputs, classifier, limits)
-                                       : rows_of_ids(inputs, classifier, limits);
+  const bool of_texts = inputs.count("text") || classifier.bundle().per_token();
+  question.rows = of_texts ? rows_of_texts(inputs, classifier, limits)
+                           : rows_of_ids(inputs, classifier, limits);
   for (auto& row : question.rows) row.speed = speed;
   return question;
 }
@@ -685,8 +607,8 @@ std::string model_metadata(const Classifier& classifier, const std::string& mode
   };
   auto inputs = ordered_json::array();
   for (const auto& name : inputs_of(bundle)) {
-    const bool is_text = name.rfind("text", 0) == 0;
-    inputs.push_back(is_text ? tensor(name, "BYTES", {-1}) : tensor(name, "INT64", {-1, -1}));
+    const bool is_ids = name == "input_ids" || name == "token_type_ids";
+    inputs.push_back(is_ids ? tensor(name, "INT64", {-1, -1}) : tensor(name, "BYTES", {-1}));
   }
   auto outputs = ordered_json::array();
   for (const auto& one : outputs_of(classifier)) {

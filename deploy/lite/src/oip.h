@@ -4,10 +4,10 @@
 
 #include <functional>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "body.h"
 #include "classifier.h"
 #include "queue.h"
 
@@ -15,19 +15,6 @@ namespace fleetbert {
 
 // The HTTP header with the length of the JSON before binary tensors.
 inline constexpr const char* kHeadLength = "Inference-Header-Content-Length";
-
-// A request that is not answered: the HTTP status, and one sentence.
-struct Failure : std::runtime_error {
-  Failure(int status_code, const std::string& message)
-      : std::runtime_error(message), status(status_code) {}
-  int status;
-};
-
-struct Limits {
-  size_t max_texts = 64;
-  size_t max_text_bytes = 1u << 16;
-  double timeout_seconds = 30;  // of requests that name none
-};
 
 // A request whose inputs are checked and turned into token ids.
 struct Question {
@@ -58,11 +45,5 @@ Reply render(const Question& question, const Answers& answers, const Classifier&
 
 std::string server_metadata();
 std::string model_metadata(const Classifier& classifier, const std::string& model);
-
-// {"error": message}
-std::string error_body(const std::string& message);
-
-// A client's words for a message: short, whatever they are.
-std::string in_quotes(std::string_view text);
 
 }  // namespace fleetbert

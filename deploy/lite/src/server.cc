@@ -16,6 +16,7 @@
 #include "error.h"
 #include "http.h"
 #include "oip.h"
+#include "questions.h"
 #include "queue.h"
 
 namespace fleetbert {
@@ -112,20 +113,31 @@ HttpResponse failure(int status, const std::string& message) {
   return response;
 }
 
-// What a path asks of the model: "", "ready" or "infer". Throws Failure 404.
+constexpr char kQuestionAnswering[] = "question-answering";
+
+// What a path asks of the model: "", "ready", "infer" or kQuestionAnswering. Throws Failure 404.
 std::string model_call(const std::string& path, const std::string& model) {
   std::vector<std::string> parts;
   std::istringstream stream(path);
   for (std::string part; std::getline(stream, part, '/');) parts.push_back(part);
   const auto nothing = [&] { return Failure(404, "there is nothing at " + in_quotes(path)); };
+  const auto check_name = [&](const std::string& name) {
+    if (name != model) {
+      throw Failure(404, "there is no model " + in_quotes(name) + "; this server has " +
+                             in_quotes(model));
+    }
+  };
+  // "", ["models", MODEL], kQuestionAnswering
+  if (parts.back() == kQuestionAnswering && path.back() != '/') {
+    const bool is_below = parts.size() == 4 && parts[1] == "models";
+    if (is_below) check_name(parts[2]);
+    if (is_below || parts.size() == 2) return kQuestionAnswering;
+  }
   // "", "v2", "models", MODEL, ["versions", VERSION], [CALL]
   if (parts.size() < 4 || parts[1] != "v2" || parts[2] != "models" || path.back() == '/') {
     throw nothing();
   }
-  if (parts[3] != model) {
-    throw Failure(404, "there is no model " + in_quotes(parts[3]) + "; this server has " +
-                           in_quotes(model));
-  }
+  check_name(parts[3]);
   size_t next = 4;
   if (parts.size() > next && parts[next] == "versions") {
     if (parts.size() == next + 1) throw nothing();
@@ -156,9 +168,11 @@ class Service {
       if (method == "GET" || method == "HEAD") return get(request);
       const bool is_get = is_get_path(request.path);
       const auto call = is_get ? "" : model_call(request.path, settings_.model);
-      if (method != "POST" || call != "infer") throw not_allowed(request);
+      const bool is_question = call == kQuestionAnswering;
+      if (method != "POST" || !(is_question || call == "infer")) throw not_allowed(request);
       is_inference = true;
-      return infer(request, started);
+      check_body(request);
+      return is_question ? find_answer(request, started) : infer(request, started);
     });
     if (is_inference) {
       counter_.add(response.status, std::chrono::duration<double>(Clock::now() - started).count());
@@ -203,7 +217,7 @@ class Service {
     }
     const auto call = model_call(path, settings_.model);
     if (call == "ready") return readiness("\"name\":\"" + settings_.model + "\"");
-    if (call == "infer") throw not_allowed(request);
+    if (call == "infer" || call == kQuestionAnswering) throw not_allowed(request);
     return {200, model_metadata(classifier_, settings_.model)};
   }
 
@@ -214,29 +228,46 @@ class Service {
     return response;
   }
 
-  HttpResponse infer(const HttpRequest& request, Clock::time_point started) {
+  void check_body(const HttpRequest& request) {
     if (draining_) throw Failure(503, "the server is stopping");
     const auto encoding = request.fields.find("content-encoding");
     if (encoding != request.fields.end() && encoding->second != "identity") {
       throw Failure(415, "Content-Encoding " + in_quotes(encoding->second) +
                              " is not known here; send the body as it is");
     }
+  }
+
+  Answers ask(const std::vector<Row>& rows, double seconds, Clock::time_point started) {
+    const auto timeout = std::chrono::duration<double>(seconds);
+    return queue_.answer(rows, started + std::chrono::duration_cast<Clock::duration>(timeout));
+  }
+
+  static void name_unknown(const std::string& parameters, HttpResponse& response) {
+    if (!parameters.empty()) response.fields.emplace_back("x-unknown-parameters", parameters);
+  }
+
+  HttpResponse find_answer(const HttpRequest& request, Clock::time_point started) {
+    const auto question =
+        read_context_question(request.body, classifier_, settings_.model, settings_.limits);
+    const auto answers = ask({question.row}, settings_.limits.timeout_seconds, started);
+    HttpResponse response{200, render(question, answers[0], classifier_.bundle())};
+    name_unknown(question.unknown_parameters, response);
+    return response;
+  }
+
+  HttpResponse infer(const HttpRequest& request, Clock::time_point started) {
     const auto length = request.fields.find("inference-header-content-length");
     std::optional<std::string> head;
     if (length != request.fields.end()) head = length->second;
     auto question = read_question(request.body, head, classifier_, settings_.limits);
-    const auto timeout = std::chrono::duration<double>(question.timeout_seconds);
-    const auto deadline = started + std::chrono::duration_cast<Clock::duration>(timeout);
-    const auto answers = queue_.answer(question.rows, deadline);
+    const auto answers = ask(question.rows, question.timeout_seconds, started);
     auto reply = render(question, answers, classifier_, settings_.model);
     HttpResponse response{200, std::move(reply.body)};
     if (reply.head) {
       response.type = "application/octet-stream";
       response.fields.emplace_back(kHeadLength, std::to_string(*reply.head));
     }
-    if (!question.unknown_parameters.empty()) {
-      response.fields.emplace_back("x-unknown-parameters", question.unknown_parameters);
-    }
+    name_unknown(question.unknown_parameters, response);
     return response;
   }
 

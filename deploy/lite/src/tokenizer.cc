@@ -26,6 +26,12 @@ void cut(std::vector<Token>& tokens, size_t room, bool left) {
   }
 }
 
+std::vector<int64_t> ids_of(const std::vector<Piece>& pieces) {
+  std::vector<int64_t> ids;
+  for (const auto& piece : pieces) ids.push_back(piece.id);
+  return ids;
+}
+
 }  // namespace
 
 size_t Tokenizer::special_tokens(bool pair) const {
@@ -33,8 +39,8 @@ size_t Tokenizer::special_tokens(bool pair) const {
 }
 
 std::vector<Piece> Tokenizer::pieces_with_characters(std::string_view) const {
-  throw UserError("the words of a text are found with WordPiece only here: serve this model with "
-                  "fleetbert serve");
+  throw UserError("the characters of tokens are known with WordPiece only here: serve this model "
+                  "with fleetbert serve");
 }
 
 Encoding Tokenizer::encode(std::string_view text, size_t max_length) const {
@@ -43,9 +49,7 @@ Encoding Tokenizer::encode(std::string_view text, size_t max_length) const {
 
 Encoding Tokenizer::encode_with_pieces(std::string_view text, size_t max_length) const {
   auto found = pieces_with_characters(text);
-  std::vector<int64_t> ids;
-  for (const auto& piece : found) ids.push_back(piece.id);
-  auto encoding = finish(std::move(ids), max_length);
+  auto encoding = finish(ids_of(found), max_length);
   cut(found, encoding.ids.size() - special_tokens(false), template_.left);
   encoding.pieces = std::move(found);
   return encoding;
@@ -84,6 +88,21 @@ Encoding Tokenizer::encode_whole(std::string_view first, std::string_view second
   encoding.truncated = truncated;
   encoding.first = is_second ? end_of_a + template_.between.size() : template_.before.size();
   encoding.last = is_second ? encoding.ids.size() - template_.after.size() : end_of_a;
+  return encoding;
+}
+
+Encoding Tokenizer::encode_question(std::string_view question, std::string_view context,
+                                    size_t max_length) const {
+  auto kept = pieces(question);
+  auto found = pieces_with_characters(context);
+  const auto room = (max_length - special_tokens(true)) / 2;
+  const bool truncated = kept.size() > room;
+  if (truncated) cut(kept, room, template_.left);
+  auto encoding = join(kept, ids_of(found));
+  encoding.truncated = truncated;
+  encoding.first = template_.before.size() + kept.size() + template_.between.size();
+  encoding.last = encoding.first + found.size();
+  encoding.pieces = std::move(found);
   return encoding;
 }
 

@@ -18,7 +18,7 @@ struct Encoding {
   std::vector<int64_t> ids;
   size_t first_length = 0;  // how many tokens belong to segment 0
   size_t first = 0, last = 0;  // of a whole text: where the tokens begin and end that are divided
-  std::vector<Piece> pieces;  // of a text without special tokens, where they were asked for
+  std::vector<Piece> pieces;  // of a text or context without special tokens, where asked for
   bool truncated = false;         // whether tokens were left out to keep max_length
 };
 
@@ -48,6 +48,11 @@ class Tokenizer {
   // half of the room, and the longer one is divided. `Encoding::first` and `last` are set.
   Encoding encode_whole(std::string_view text, bool with_pieces) const;
   Encoding encode_whole(std::string_view first, std::string_view second, size_t max_length) const;
+
+  // A question, cut to half of the room of max_length tokens, and all tokens of a context, which is
+  // divided, with its `Encoding::pieces`: as fleetbert/data/contexts.py has it.
+  Encoding encode_question(std::string_view question, std::string_view context,
+                           size_t max_length) const;
 
   size_t special_tokens(bool pair) const;
   size_t specials_before() const { return template_.before.size(); }

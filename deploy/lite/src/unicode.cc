@@ -138,17 +138,30 @@ int combining_class(CodePoint character) {
   return utf8proc_get_property(character)->combining_class;
 }
 
+// A character of a decomposition; begins: whether it is the first that one of the text becomes.
+struct Part {
+  CodePoint character = 0;
+  bool begins = true;
+};
+CodePoint character_of(CodePoint one) { return one; }
+CodePoint character_of(const Part& one) { return one.character; }
+
 // Marks that follow a character, in Unicode's canonical order.
-void order_marks(std::vector<CodePoint>& text) {
+template <typename Character>
+void order_marks(std::vector<Character>& text) {
+  const auto class_of = [](const Character& one) {
+    const auto character = character_of(one);
+    return character < 0x300 ? 0 : combining_class(character);
+  };
   for (auto start = text.begin(); start != text.end();) {
-    if (*start < 0x300 || combining_class(*start) == 0) {
+    if (class_of(*start) == 0) {
       ++start;
       continue;
     }
     const auto end = std::find_if(start, text.end(),
-                                  [](CodePoint one) { return combining_class(one) == 0; });
-    std::stable_sort(start, end, [](CodePoint one, CodePoint other) {
-      return combining_class(one) < combining_class(other);
+                                  [&](const Character& one) { return class_of(one) == 0; });
+    std::stable_sort(start, end, [&](const Character& one, const Character& other) {
+      return class_of(one) < class_of(other);
     });
     start = end;
   }
@@ -211,6 +224,12 @@ void append_utf8(CodePoint character, std::string& text) {
   utf8proc_uint8_t bytes[4];
   const auto count = utf8proc_encode_char(character, bytes);
   text.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(count));
+}
+
+std::string encode_utf8(const std::vector<CodePoint>& characters, size_t begin, size_t end) {
+  std::string text;
+  for (size_t at = begin; at < end; ++at) append_utf8(characters[at], text);
+  return text;
 }
 
 bool is_utf8(std::string_view text) {
@@ -285,12 +304,27 @@ bool is_chinese(CodePoint character) {
   return is_in(kChinese, character);
 }
 
-std::vector<CodePoint> strip_accents(const std::vector<CodePoint>& text) {
+std::vector<CodePoint> strip_accents(const std::vector<CodePoint>& text,
+                                     std::vector<size_t>* from) {
+  std::vector<Part> parts;
+  parts.reserve(text.size());
+  std::vector<CodePoint> decomposed;
+  for (const auto character : text) {
+    decomposed.clear();
+    append_decomposed(character, false, decomposed);
+    for (size_t at = 0; at < decomposed.size(); ++at) parts.push_back({decomposed[at], at == 0});
+  }
+  order_marks(parts);
   std::vector<CodePoint> out;
-  out.reserve(text.size());
-  for (const auto character : text) append_decomposed(character, false, out);
-  order_marks(out);
-  out.erase(std::remove_if(out.begin(), out.end(), is_nonspacing_mark), out.end());
+  std::vector<size_t> places;
+  size_t begun = 0;  // characters of the text
+  for (const auto& part : parts) {
+    begun += part.begins;
+    if (is_nonspacing_mark(part.character)) continue;
+    out.push_back(part.character);
+    if (from != nullptr) places.push_back((*from)[begun - 1]);
+  }
+  if (from != nullptr) *from = std::move(places);
   return out;
 }
 
@@ -316,11 +350,15 @@ std::vector<size_t> grapheme_ends(const std::vector<CodePoint>& text) {
   return ends;
 }
 
-std::vector<CodePoint> lower(const std::vector<CodePoint>& text) {
+std::vector<CodePoint> lower(const std::vector<CodePoint>& text, std::vector<size_t>* from) {
   std::vector<CodePoint> out;
   out.reserve(text.size());
   for (const auto character : text) {
     if (character == 0x130) {  // I with a dot: the only one that becomes two
+      if (from != nullptr) {
+        const auto at = from->begin() + static_cast<std::ptrdiff_t>(out.size());
+        from->insert(at, *at);
+      }
       out.insert(out.end(), {'i', 0x307});
     } else {
       out.push_back(utf8proc_tolower(character));

@@ -36,7 +36,10 @@ std::vector<float> pool(const std::vector<Window>& of_text,
     total += share;
     for (size_t i = 0; i < outputs; ++i) sums[i] += share * static_cast<double>(rows[n][i]);
   }
-  for (auto& sum : sums) squares += (sum /= total) * sum;
+  for (auto& sum : sums) {
+    sum /= total;
+    squares += sum * sum;
+  }
   const auto size = how == "vectors" ? std::sqrt(squares) + 1e-12 : 1.0;
   for (size_t i = 0; i < outputs; ++i) pooled[i] = static_cast<float>(sums[i] / size);
   return pooled;

@@ -11,12 +11,16 @@ namespace {
 constexpr size_t kLongestWord = 100;  // characters; a longer word is [UNK]
 constexpr std::string_view kContinued = "##";
 
-// What BertNormalizer makes of a text.
+// What BertNormalizer makes of a text. from: to be filled with the character of the text that each
+// comes from.
 std::vector<CodePoint> normalize(const std::vector<CodePoint>& characters,
-                                 const WordPieceSettings& settings) {
+                                 const WordPieceSettings& settings,
+                                 std::vector<size_t>* from = nullptr) {
   std::vector<CodePoint> out;
   out.reserve(characters.size());
-  for (const auto character : characters) {
+  for (size_t at = 0; at < characters.size(); ++at) {
+    const auto character = characters[at];
+    if (from != nullptr) from->resize(out.size(), at - 1);
     if (settings.clean_text) {
       if (character == 0 || character == 0xFFFD || is_control(character)) continue;
       if (is_whitespace(character)) {
@@ -30,8 +34,9 @@ std::vector<CodePoint> normalize(const std::vector<CodePoint>& characters,
       out.push_back(character);
     }
   }
-  if (settings.strip_accents) out = strip_accents(out);
-  return settings.lowercase ? lower(out) : out;
+  if (from != nullptr) from->resize(out.size(), characters.size() - 1);
+  if (settings.strip_accents) out = strip_accents(out, from);
+  return settings.lowercase ? lower(out, from) : out;
 }
 
 std::string trim_line_end(std::string text, const char* ends) {
@@ -95,14 +100,8 @@ std::vector<int64_t> WordPiece::pieces(std::string_view text) const {
 }
 
 std::vector<Piece> WordPiece::pieces_with_characters(std::string_view text) const {
-  const auto characters = decode_utf8(text);
-  // Which character each of the normalized ones comes from: normalization looks at one after the
-  // other, but for the order of marks.
   std::vector<size_t> from;
-  for (size_t at = 0; at < characters.size(); ++at) {
-    from.insert(from.end(), normalize({characters[at]}, settings_).size(), at);
-  }
-  auto found = split(normalize(characters, settings_));
+  auto found = split(normalize(decode_utf8(text), settings_, &from));
   for (auto& piece : found) {
     piece.begin = from[piece.begin];
     piece.end = from[piece.end - 1] + 1;

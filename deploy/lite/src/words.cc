@@ -73,4 +73,15 @@ std::vector<Word> words_of(const std::vector<CodePoint>& text, const std::vector
   return found;
 }
 
+std::vector<Word> tokens_of(const std::vector<CodePoint>& text, const std::vector<Piece>& pieces,
+                            size_t before) {
+  std::vector<Word> found;
+  for (size_t number = 0; number < pieces.size(); ++number) {
+    auto [id, begin, end] = pieces[number];
+    while (begin < end && is_blank(text[begin])) ++begin;
+    if (begin < end) found.push_back({before + number, begin, end});
+  }
+  return found;
+}
+
 }  // namespace fleetbert

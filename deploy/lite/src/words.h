@@ -22,4 +22,9 @@ std::vector<Word> find_words(const std::vector<CodePoint>& text);
 std::vector<Word> words_of(const std::vector<CodePoint>& text, const std::vector<Piece>& pieces,
                            size_t before);
 
+// Tokens that have characters, each as a word of these but for blanks before. before: tokens before
+// the pieces.
+std::vector<Word> tokens_of(const std::vector<CodePoint>& text, const std::vector<Piece>& pieces,
+                            size_t before);
+
 }  // namespace fleetbert

@@ -47,15 +47,18 @@ class Candidates(NamedTuple):
 def candidates(outputs: np.ndarray, tokens: np.ndarray, context: str = "") -> Candidates:
     """outputs: float32 [own tokens, 2]; tokens: int32 [tokens, 3] of the context, ascending: the
     place of each among those of the text, and the characters where it begins and ends."""
-    begins, ends = outputs[tokens[:, 0]].astype(np.float64).T
     none = float(outputs[0].astype(np.float64).sum())
+    if not len(tokens):  # the tokenizer knows no character of the context
+        return Candidates(np.zeros((0, 2), np.int64), np.zeros(0), none, context)
+    begins, ends = outputs[tokens[:, 0]].astype(np.float64).T
     # sums[begin, more]: of an answer from token `begin` to `begin + more`
     padded = np.append(ends, np.full(LONGEST - 1, -np.inf))
     sums = begins[:, None] + np.lib.stride_tricks.sliding_window_view(padded, LONGEST)
     flat = sums.ravel()
     most = min(MOST, int(np.isfinite(flat).sum()))
-    best = np.argpartition(-flat, most - 1)[:most] if most else np.zeros(0, np.int64)
-    best = best[np.lexsort((best, -flat[best]))]
+    # Among equal ones the first, as boards choose them.
+    best = np.flatnonzero(flat >= -np.partition(-flat, most - 1)[most - 1])
+    best = best[np.argsort(-flat[best], kind="stable")][:most]
     first, more = np.divmod(best, LONGEST)
     places = np.stack([tokens[first, 1], tokens[first + more, 2]], 1).astype(np.int64)
     # Tokens of one character, as those of bytes, make one answer twice.
