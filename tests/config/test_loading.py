@@ -163,7 +163,7 @@ class TestErrors:
                 "data.builtin",
             ),
             ("model: {vocab: v}\ndata: {train: t, batch_size: null}\n", "data.batch_size"),
-            ("data: {train: t}\n", "model.vocab"),
+            ("data: {train: t}\n", "job.yaml: model.init"),
             (LEAST.replace("vocab:", "hidden_size: 10, vocab:"), "model.hidden_size"),
             (
                 LEAST + "callbacks: {profiler: {start_step: 4, wait_steps: 4}}\n",

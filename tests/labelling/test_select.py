@@ -44,6 +44,18 @@ def test_what_is_chosen_is_a_table_to_fill(has_labels, encoder, tiny_data, tmp_p
     assert {row["label"] for row in rows} == {""}
     assert {row["likely"] for row in rows} <= ({"bad", "good"} if has_labels else {""})
     assert not {"92"} & {row["line"] for row in rows}  # a text that was there before
+    # What somebody has filled in is not lost.
+    filled = [{**row, "label": ("bad", "good")[n % 2]} for n, row in enumerate(rows)]
+    with (tmp_path / "selected.tsv").open("w") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t")
+        writer.writeheader()
+        writer.writerows(filled)
+    before = (tmp_path / "selected.tsv").read_bytes()
+    assert commands.call("select", texts, "--n", 9, *words) == 2
+    assert (tmp_path / "selected.tsv").read_bytes() == before
+    (tmp_path / "train.tsv").write_bytes(before)
+    words[-1:-1] = ["--labelled", tmp_path / "train.tsv"]
+    assert commands.call("select", texts, "--n", 9, *words) == 0
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,8 @@ def test_windows_divide_the_context_and_repeat_the_question(tokenizer):
     ) + 1
     shared = rows.layout.ends[:-2] - rows.layout.begins[1:-1]
     assert shared.min() >= 16 // 3
+    # With more room a third of the window is less than half of what the question leaves.
+    assert len(ragged.rows(encode(tokenizer, ["who"], contexts[:1], 30)).texts.lengths) == 2
     wider = encode(tokenizer, ["who came"], contexts[:1], long_texts="windows", stride=1)
     assert len(ragged.rows(wider).texts.lengths) < np.count_nonzero(rows.layout.text == 0)
 
