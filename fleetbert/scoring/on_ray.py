@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from typing import Any, Generator, Sequence
 
 from fleetbert.core.errors import UserError
@@ -52,9 +53,15 @@ def run(
             num_cpus=threads,
             num_gpus=0 if scorer.device == "cpu" else 1,
         )
-        rows = outcomes.iter_rows()
-        yield from remote.counted(plans, (remote.Outcome(**row) for row in rows))
-    except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+        # Ray Data has to end its work, also that of a file that failed, before Ray ends.
+        with closing(iter(outcomes.iter_rows())) as rows:
+            yield from remote.counted(plans, (remote.Outcome(**row) for row in rows))
+    except ConnectionError as error:
+        raise UserError(
+            f"--on ray: {remote.cause(error)}; if it asks for a token, set RAY_AUTH_MODE=token, "
+            "and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        ) from error
+    except (ray.exceptions.RayError, RuntimeError) as error:
         raise UserError(f"--on ray: {remote.cause(error)}") from error
     finally:
         ray.shutdown()

@@ -60,8 +60,8 @@ def run(
             yield from remote.counted(plans, _outcomes(context, remote.pack(plans)))
     except (Py4JError, PySparkException) as error:
         cause = remote.cause(error)
-        if "JAVA_GATEWAY_EXITED" in cause:
-            cause = "Java ended before Spark was there; its own lines above say why"
+        if "JAVA_GATEWAY_EXITED" in cause or "stopped SparkContext" in cause:
+            cause = "Spark ended before it took the files; its own lines above say why"
         raise UserError(f"--on spark: {cause}") from error
 
 

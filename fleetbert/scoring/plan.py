@@ -50,7 +50,7 @@ class Plan:
         self.errors = target.within(posixpath.join(ERRORS, f"{self.relative}.jsonl"))
         folders = ds.get_partition_keys(fragment.partition_expression)
         with explained(self.name):
-            within = fragment.physical_schema
+            within = pa.schema(map(_named_kind, fragment.physical_schema))
         partition = [pa.field(name, pa.scalar(value).type) for name, value in folders.items()]
         self.schema = pa.schema([*within, *(f for f in partition if f.name not in within.names)])
         self.filter = expression_of(self.schema, where or {}, self.name)
@@ -159,6 +159,11 @@ class Plan:
         names = [*self.kept, *answered.names[len(self.columns) :]]
         metadata = {**(answered.metadata or {}), KEY: self.footer.encode()}
         return pq.ParquetWriter(stream, pa.schema(map(answered.field, names), metadata))
+
+
+def _named_kind(field: pa.Field) -> pa.Field:
+    """JSONL and CSV say no type: a column whose first block is empty may hold texts later."""
+    return field.with_type(pa.string()) if pa.types.is_null(field.type) else field
 
 
 def read_footer(files: fs.FileSystem, path: str) -> dict[str, object]:

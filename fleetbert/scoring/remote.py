@@ -87,4 +87,5 @@ def cause(error: BaseException) -> str:
     lines, as one."""
     lines = [line.strip().lstrip(": ") for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
-    return causes[0] if causes else " ".join(lines) or type(error).__name__
+    line = causes[0] if causes else " ".join(lines) or type(error).__name__
+    return f"{line}; install it on each machine" if "No module named" in line else line

@@ -149,6 +149,15 @@ def test_rows_without_a_text_go_to_a_folder_of_their_own(predict, tmp_path):
     assert [path.name for path in (tmp_path / "out").rglob("*.*")] == ["a.parquet"]
 
 
+def test_a_column_may_be_empty_where_its_file_begins(predict, tmp_path):
+    nulls = '{"text": null}\n' * 80_000  # more than the block that tells the types of columns
+    make(tmp_path / "in" / "a.jsonl").write_text(nulls + '{"text": "word1"}\n')
+    make(tmp_path / "in" / "b.jsonl").write_text('{"text": null}\n')
+    code, err = predict()
+    assert code == 0 and "80001 rows could not be answered" in err
+    assert pq.read_table(tmp_path / "out")["text"].to_pylist() == ["word1"]
+
+
 def test_windows_run_over_the_ends_of_files(predict, expected, tmp_path, monkeypatch):
     """Each row keeps its file, its place and its own error."""
     monkeypatch.setattr(files, "WINDOW", 16)

@@ -91,8 +91,9 @@ def test_an_address_where_nothing_listens(address):
 
 
 def test_the_cause_is_found_between_the_stacks():
-    error = "An error occurred.\n: Job aborted\n  File 1\nImportError: no x\n\tat java.lang.Thread"
-    assert remote.cause(RuntimeError(error)) == "ImportError: no x"
+    error = "An error occurred.\n: Job aborted\nImportError: No module named 'x'\n\tat java"
+    sentence = "ImportError: No module named 'x'; install it on each machine"
+    assert remote.cause(RuntimeError(error)) == sentence
     error = "An error occurred.\n: org.apache.SparkException: too small\n\tat java.lang.Thread"
     assert remote.cause(RuntimeError(error)) == "org.apache.SparkException: too small"
     assert remote.cause(RuntimeError("Mismatch:\n  Python 3.11\n")) == "Mismatch: Python 3.11"
