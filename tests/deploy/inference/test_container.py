@@ -154,6 +154,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     parser = argparse.ArgumentParser(exit_on_error=False)
     command.add_arguments(parser)
     assert words[:2] == ["/opt/fleetbert/bin/fleetbert", "serve"] and parser.parse_args(words[2:])
+    assert "\nType=notify\n" in text  # the server says READY
     unit.write_text(text.replace(words[0], str(here)), encoding="utf-8")
     for check in (["verify"], ["security", "--offline=true", "--threshold=20"]):
         done = subprocess.run(["systemd-analyze", *check, unit], capture_output=True, text=True)
