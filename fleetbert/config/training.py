@@ -254,7 +254,9 @@ class Trainer(Section):
     calibrate: float = key(
         0.0,
         "fraction of the training texts held out to calibrate probabilities: a temperature (Guo et "
-        "al. 2017), and for several labels each label's threshold (docs/tasks.md)",
+        "al. 2017), and for several labels each label's threshold (docs/tasks.md); few_shot: left "
+        "out of a second training, so that none is lost",
+        on_resume="free",
         ge=0,
         le=0.5,
     )
@@ -276,6 +278,7 @@ FEW_SHOT = (
     ("data", "batch_size", 64),
     ("data", "batching", "pack"),
     ("trainer", "epochs", 10),
+    ("trainer", "calibrate", 0.25),
 )
 
 

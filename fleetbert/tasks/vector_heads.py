@@ -17,8 +17,6 @@ ANSWER_TEMPERATURE = 0.075  # of the answers: their probabilities are then nearl
 NAME_WEIGHT = 10  # texts that a label's name counts as
 ROUNDS = 3
 SHRINKAGE = 0.5
-# Of texts whose labels are propagated: their answers are nearly calibrated by another temperature.
-PROPAGATED_TEMPERATURE = 0.054
 NEIGHBOURS = 10  # of a text
 NEIGHBOUR_WEIGHT = 0.8  # beside what the text's own vector says
 PROPAGATIONS = 5
@@ -63,16 +61,14 @@ def centres(vectors: np.ndarray, labels: np.ndarray, count: int, temperature: fl
     return Linear(weight.astype(np.float32), np.zeros(count, np.float32))
 
 
-def of_texts(
-    vectors: np.ndarray, labels: np.ndarray, count: int, temperature: float = ANSWER_TEMPERATURE
-) -> Linear:
+def of_texts(vectors: np.ndarray, labels: np.ndarray, count: int) -> Linear:
     """Linear discriminant analysis of the vectors [texts, width] of texts with these labels, int64
     [texts], of which there are `count`; each has a text.
 
     The covariance within labels is shrunk to a multiple of the identity (Friedman 1989): there are
     fewer texts than dimensions. All labels are equally likely. Vectors that were trained lie too
-    near to their means, so the logits vary as much as cosines with the means do, divided by the
-    temperature.
+    near to their means, so the logits vary as much as cosines with the means do, divided by
+    ANSWER_TEMPERATURE.
     """
     members = np.eye(count, dtype=vectors.dtype)[labels]  # (texts, labels)
     means = members.T @ vectors / members.sum(0)[:, None]
@@ -83,7 +79,7 @@ def of_texts(
     covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * even * np.eye(width)
     weight = np.linalg.solve(covariance, means.T)
     bias = -(means * weight.T).sum(1) / 2
-    cosines = vectors @ unit(means).T / temperature
+    cosines = vectors @ unit(means).T / ANSWER_TEMPERATURE
     scale = _spread(cosines) / _spread(vectors @ weight + bias)
     return Linear((scale * weight).astype(np.float32), (scale * bias).astype(np.float32))
 
@@ -107,7 +103,7 @@ def of_some_texts(
         near = sum(of_all[column] for column in neighbours.T) / neighbours.shape[1]
         shares = NEIGHBOUR_WEIGHT * near + (1 - NEIGHBOUR_WEIGHT) * own
     all_labels = np.concatenate([labels, shares.argmax(1)])
-    return of_texts(together, all_labels, count, PROPAGATED_TEMPERATURE)
+    return of_texts(together, all_labels, count)
 
 
 def _nearest(vectors: np.ndarray, begin: int) -> np.ndarray:

@@ -78,14 +78,15 @@ def open_task(
         task.labels.with_targets(split, split_labels, labels) for split, split_labels in opened
     ]
     held = None
-    if job.trainer.calibrate:
+    if job.trainer.calibrate and not job.task.few_shot:
         if not task.metrics.calibrates:
             raise UserError(
                 f"trainer.calibrate: task.name: {task.name} gives no probabilities; leave it out"
             )
         splits[0], held = hold_out(splits[0], job.trainer.calibrate, job.trainer.seed)
     made = (kind or TextTask)(job, source, tokenizer, labels, *splits)
-    made.held = held
+    if held is not None:
+        made.held = held
     return made
 
 

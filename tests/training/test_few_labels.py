@@ -68,6 +68,25 @@ def test_texts_without_labels_are_learned_from(tiny_encoder, tmp_path, caplog):
     assert "59 texts may do harm; give 60 or more for 3 labels" in caplog.text
 
 
+@pytest.mark.slow
+def test_probabilities_are_those_of_texts_that_a_training_left_out(tiny_encoder, tmp_path, caplog):
+    """Some labels are wrong: training learns them, so that it seems sure."""
+    caplog.set_level(logging.INFO)
+    random = np.random.default_rng(4)
+    train, dev = (
+        [(text, random.choice(LABELS) if random.random() < 0.3 else label) for text, label in few]
+        for few in (rows(16, 1), DEV)
+    )
+    reports = []
+    for share in (0.0, 0.25):
+        given = {"init": tiny_encoder, "few_shot": True, **KEYS, "trainer.calibrate": share}
+        run = fleetbert.train(train, output_dir=tmp_path / str(share), **given)
+        reports.append(fleetbert.load(run.bundle).evaluate(dev))
+    assert caplog.text.count("trains again, without 12 texts") == 4  # as there are fewer than 50
+    assert reports[1]["accuracy"] == reports[0]["accuracy"]
+    assert reports[1]["ece"] < reports[0]["ece"] / 2, reports
+
+
 def test_its_folder_is_opened_with_its_head(run, tmp_path):
     """Imported, trained further, and as a teacher."""
     texts = [text for text, _ in DEV]
