@@ -134,6 +134,7 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
                     middleware=middleware,
                     pages=pages.routes(core, page),
                     observers=observers,
+                    batch_tokens=section.batching.batch_tokens,
                 )
                 listeners.append(await _open_http(app, listen, port, safety, tls))
         if listen.grpc_port is not None:

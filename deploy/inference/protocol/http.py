@@ -41,7 +41,7 @@ from fleetbert.deploy.inference.protocol.http_call import (
 from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.protocol.validation import RawRequest, unknown_parameters
-from fleetbert.deploy.inference.settings import Admins, Safety
+from fleetbert.deploy.inference.settings import Admins, Batching, Safety
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +66,12 @@ def app(
     middleware: Middleware = Middleware(),  # noqa: B008  it cannot change
     pages: Sequence[BaseRoute] = (),
     observers: Sequence[observe.Observer] = (observe.count,),
+    batch_tokens: int = Batching().batch_tokens,
 ) -> ASGIApp:
     """The calls of the protocol over `core`, for a port of `connections`.
 
     admins: who may load and unload. pages: further routes. observers: told of each inference
-    request when it is done.
+    request when it is done. batch_tokens: as clients are told.
     """
 
     async def openapi_json(_: HttpRequest) -> HttpResponse:
@@ -90,7 +91,7 @@ def app(
         *http_openai.routes(core, safety, observers),
         *http_rerank.routes(core, safety, observers),
         *http_questions.routes(core, safety, observers),
-        *http_tei.routes(core, safety, observers),
+        *http_tei.routes(core, safety, observers, batch_tokens),
         Route("/openapi.json", openapi_json),
         *pages,
     ]

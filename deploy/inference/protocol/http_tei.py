@@ -33,7 +33,7 @@ from fleetbert.deploy.inference.protocol.validation import (
     RawRequest,
     unknown_parameters,
 )
-from fleetbert.deploy.inference.settings import Batching, Safety
+from fleetbert.deploy.inference.settings import Safety
 
 MODEL = "/models/{model}"
 LOGITS = "logits"
@@ -50,7 +50,9 @@ KINDS = {503: "Overloaded", 500: "Backend", 504: "Backend"}
 Prediction = Dict[str, object]
 
 
-def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) -> list[BaseRoute]:
+def routes(
+    core: Core, safety: Safety, observers: Sequence[observe.Observer], batch_tokens: int
+) -> list[BaseRoute]:
     def asking(read: Callable[[http_json.Json, Core], Asked]) -> InferenceCall:
         return InferenceCall(core, safety, observers, http_call.of_json(core, read))
 
@@ -76,7 +78,8 @@ def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) ->
 
     async def info(request: HttpRequest) -> HttpResponse:
         words = {**request.query_params, **request.path_params}
-        return http_call.json_response(describe(http_call.find(words, core)[2], safety))
+        version = http_call.find(words, core)[2]
+        return http_call.json_response(describe(version, safety, batch_tokens))
 
     answering: Mapping[str, Any] = {
         "/embed": asking(read_embed),
@@ -284,7 +287,7 @@ def _sorted(labels: Sequence[str | int], scores: np.ndarray) -> list[Prediction]
     return [{"label": str(label), "score": score} for score, label in rows]
 
 
-def describe(version: Version, safety: Safety) -> dict[str, object]:
+def describe(version: Version, safety: Safety, batch_tokens: int) -> dict[str, object]:
     """GET /info"""
     kind: dict[str, object]
     if http_call.tells(version, VECTORS):
@@ -303,7 +306,7 @@ def describe(version: Version, safety: Safety) -> dict[str, object]:
         "max_input_length": version.max_length,
         "max_client_batch_size": safety.max_texts,
         "max_concurrent_requests": safety.max_connections,
-        "max_batch_tokens": Batching().batch_tokens,
+        "max_batch_tokens": batch_tokens,
         "max_batch_requests": None,
         "auto_truncate": True,
         "tokenization_workers": 2,

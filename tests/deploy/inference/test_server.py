@@ -38,7 +38,8 @@ def assert_serves_grpc(address: str) -> None:
 
 def test_not_ready_while_models_load(tmp_path):
     ready = tmp_path / "ready"
-    with serving(tmp_path, environ={"FAKE_READY_FILE": str(ready)}, ready=False) as served:
+    environ = {"FAKE_READY_FILE": str(ready)}
+    with serving(tmp_path, "batching.batch_tokens=64", environ=environ, ready=False) as served:
         main = psutil.Process(served.process.pid)
         ports = served.wait_for(
             lambda: len(found := [c.laddr.port for c in main.net_connections()]) > 1 and found
@@ -59,6 +60,7 @@ def test_not_ready_while_models_load(tmp_path):
         assert served.out.startswith(f"{first}ready: ") and " sst (1, 2), " in served.out
         assert requests.get(f"{served.http}/v2/health/ready").status_code == 200
         assert_serves_grpc(served.grpc)
+        assert requests.get(f"{served.http}/info?model=sst").json()["max_batch_tokens"] == 64
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
