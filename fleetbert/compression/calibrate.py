@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from paddle.static.quantization import PostTrainingQuantization
 
-from fleetbert.compat.static_graph import static_graph
+from fleetbert.compat.static_graph import quick_graphs, static_graph
 from fleetbert.compression.texts import Feeds
 from fleetbert.engines.engine import INPUTS
 from fleetbert.graph import program as programs
@@ -48,7 +48,7 @@ def calibrate(
     fed = [{name: batch[name] for name in INPUTS} for batch in batches]
     loader = paddle.io.DataLoader(fed, batch_size=None, places=[place])
     scope = paddle.static.Scope()
-    with static_graph(), paddle.static.scope_guard(scope):
+    with static_graph(), quick_graphs(), paddle.static.scope_guard(scope):
         quantization = PostTrainingQuantization(
             executor=paddle.static.Executor(place),
             scope=scope,

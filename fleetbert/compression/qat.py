@@ -180,7 +180,7 @@ def begin(
 ) -> dict[str, Input]:
     """The input of each Linear but those in `left`, by its weight; layers that read the same input
     share it. A threshold is the mean of the largest values of these batches."""
-    scales, program = smooth.Scales({}, {}), source.program
+    scales, program = smooth.Scales({}, {}, {}), source.program
     if settings.smooth == "auto":
         scales = smooth.choose(program, source.layers, texts, left)
         source = Source.of(*graph.smooth(program, source.arrays, scales.by_input))
@@ -192,11 +192,15 @@ def begin(
         if variable in scales.by_input
     }
     maxima: dict[str, list[float]] = {}
+    largest: dict[str, np.ndarray] = {}
     for inputs in layers.run(texts):
+        split.note_largest(largest, layers, inputs)
         for name, x in inputs.items():
             maxima.setdefault(name, []).append(float(np.abs(x).max()))
     thresholds = {name: float(np.mean(maxima[name])) for name in layers.inputs if name not in left}
-    pieces = in_pieces(source, texts, thresholds) if settings.split == "auto" else {}
+    pieces = {}
+    if settings.split == "auto":
+        pieces = in_pieces(source, texts, thresholds, largest)
     starts: dict[str, Input] = {}  # by variable
     for name, threshold in thresholds.items():
         variable = layers.inputs[name]
@@ -211,12 +215,16 @@ def begin(
 
 
 def in_pieces(
-    source: Source, texts: Sequence[Feeds], thresholds: Mapping[str, float]
+    source: Source,
+    texts: Sequence[Feeds],
+    thresholds: Mapping[str, float],
+    largest: Mapping[str, np.ndarray],
 ) -> dict[str, InPieces]:
-    """The inputs that are better split, by the weight that they are multiplied with."""
+    """The inputs that are better split, by the weight that they are multiplied with; largest: see
+    `split.choose`."""
     pairs = units.pairs(source.layers.program)
     rounded = {name: quantize(source.arrays[name], 1) for name in pairs if name in thresholds}
-    chosen = split.choose(rounded, source.layers, texts, thresholds)
+    chosen = split.choose(rounded, source.layers, texts, thresholds, largest)
     return {
         name: InPieces(units_split, pairs[name].first, pairs[name].activation)
         for name, units_split in chosen.items()

@@ -18,6 +18,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.bundle import Smoothed
+from fleetbert.compression import split
 from fleetbert.compression.sensitivity import Layers, relative_errors, spread
 from fleetbert.compression.texts import Feeds
 from fleetbert.graph import int8
@@ -32,10 +33,12 @@ WORTH = 0.1
 
 
 class Scales(NamedTuple):
-    """by_input: what each channel is divided by, float32 [K]; smoothed: for the manifest."""
+    """by_input: what each channel is divided by, float32 [K]; smoothed: for the manifest; largest:
+    outputs of the units of feed-forwards, for `split.choose`."""
 
     by_input: dict[str, np.ndarray]
     smoothed: dict[str, Smoothed]
+    largest: dict[str, np.ndarray]
 
 
 def choose(
@@ -55,7 +58,9 @@ def choose(
     others = np.array([id(batch) not in few for batch in batches])
     others |= not others.any()
     few_inputs = []
+    units: dict[str, np.ndarray] = {}
     for batch, inputs in zip(batches, layers.run(batches, "smooth")):
+        split.note_largest(units, layers, inputs)
         for source, names in readers.items():
             largest[source].append(np.abs(inputs[names[0]]).max(0))
         if id(batch) in few:
@@ -77,7 +82,7 @@ def choose(
         scales[source] = scales_of(maxima.max(0), weights, best)
         for name in names:
             smoothed[name] = Smoothed(exponent=best, former_error=errors[0.0], error=errors[best])
-    return Scales(scales, smoothed)
+    return Scales(scales, smoothed, units)
 
 
 def scales_of(largest: np.ndarray, weights: Sequence[np.ndarray], exponent: float) -> np.ndarray:

@@ -35,23 +35,27 @@ def choose(
     layers: Layers,
     batches: Sequence[Feeds],
     thresholds: Mapping[str, float],
+    largest: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Split]:
     """The inputs that are better split, by the weight of the second Linear.
 
-    rounded, thresholds: weights and what their inputs are cut at, by weight.
+    rounded, thresholds: weights and what their inputs are cut at, by weight. largest: as
+    `note_largest` gives it, of all batches; None: they run here.
     """
     pairs = {
         second: pair
         for second, pair in graph.pairs(layers.program).items()
         if second in thresholds and pair.first in thresholds
     }
-    largest: dict[str, np.ndarray] = {second: np.zeros(1, np.float32) for second in pairs}
-    numbers, few = {id(batch) for batch in spread(batches)}, []
-    for batch, inputs in zip(batches, layers.run(batches, "split")):
-        for second in pairs:
-            largest[second] = np.maximum(largest[second], inputs[second].max(0))
+    some, few = spread(batches), []
+    seen: dict[str, np.ndarray] = {}
+    numbers = {id(batch) for batch in some}
+    run = batches if largest is None else some
+    for batch, inputs in zip(run, layers.run(run, "split")):
+        note_largest(seen, layers, inputs)
         if id(batch) in numbers:
             few.append(inputs)
+    largest = seen if largest is None else largest
     chosen = {}
     for second, pair in pairs.items():
         x, given = (np.concatenate([inputs[n] for inputs in few]) for n in (second, pair.first))
@@ -87,6 +91,15 @@ def choose(
                 error=tried[threshold][0],
             )
     return chosen
+
+
+def note_largest(
+    units: dict[str, np.ndarray], layers: Layers, inputs: Mapping[str, np.ndarray]
+) -> None:
+    """Raise `units`, the largest output of each unit of a feed-forward (float32 [units], at least
+    0, by the weight of the second Linear), to those in `inputs`, as `Layers.run` gives them."""
+    for second in graph.pairs(layers.program):
+        units[second] = np.maximum(units.get(second, np.float32(0)), inputs[second].max(0))
 
 
 def needed(largest: np.ndarray, threshold: float, most: int) -> np.ndarray | None:

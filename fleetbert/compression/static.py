@@ -64,7 +64,7 @@ def calibrated(work: Work) -> Prepared:
     prepared = prepared.telling(smoothed=work.smoothed)
     if settings.split == "auto":
         log.info("split: trying outlier channels in pieces")
-        prepared = in_pieces(prepared, source, batches)
+        prepared = in_pieces(prepared, source, batches, work.largest)
     if settings.correct_bias:
         prepared = corrected(prepared, source.layers, sensitivity.spread(batches))
     return prepared
@@ -109,11 +109,16 @@ def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> P
     return prepared._replace(corrections=corrections).telling(bias_corrected=True)
 
 
-def in_pieces(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> Prepared:
-    """Split units into pieces where that lessens the error; see `split`."""
+def in_pieces(
+    prepared: Prepared,
+    source: Source,
+    batches: Sequence[Feeds],
+    largest: Mapping[str, np.ndarray] | None = None,
+) -> Prepared:
+    """Split units into pieces where that lessens the error; largest: see `split.choose`."""
     thresholds = input_thresholds(prepared)
     weights = prepared.calibration.weights
-    chosen = split.choose(weights, source.layers, batches, thresholds)
+    chosen = split.choose(weights, source.layers, batches, thresholds, largest)
     for name, entry in chosen.items():
         log.info(
             f"split: {name}: inputs cut at {entry.threshold:.3g} instead of {entry.former:.3g} "

@@ -92,13 +92,14 @@ class Result(NamedTuple):
 @dataclass
 class Work:
     """gate: of `job.gate`; source: of the variant `job.source`, smoothed where the job wants it,
-    or what the method trained of it; smoothed: how, by weight."""
+    or what the method trained of it; smoothed: how, by weight; largest: see `smooth.Scales`."""
 
     job: config.Quantize
     bundle: bundles.Bundle
     source: Source
     gate: Gate
     smoothed: Mapping[str, bundles.Smoothed] = field(default_factory=dict)
+    largest: Mapping[str, np.ndarray] | None = None
 
     @functools.cached_property
     def selection(self) -> Sample:
@@ -156,6 +157,7 @@ def smoothen(work: Work, batches: Sequence[Feeds]) -> None:
             f"{entry.former_error:.2%}"
         )
     log.info(f"smooth: the inputs of {len(scales.smoothed)} layers")
+    work.largest = scales.largest  # smoothing leaves them as they are
     if scales.smoothed:
         work.source = Source.of(*smooth_inputs(source.program, source.arrays, scales.by_input))
         work.smoothed = scales.smoothed

@@ -111,7 +111,7 @@ def test_thresholds_and_weights_are_the_trained_ones(done):
 def test_units_in_pieces_are_trained_as_they_are_served(bundle, tiny_data, monkeypatch):
     """Every feed-forward, as if a quarter of its threshold were enough, and three pieces a unit."""
 
-    def choose(rounded: Any, layers: Any, batches: Any, thresholds: Any) -> dict:
+    def choose(rounded: Any, layers: Any, batches: Any, thresholds: Any, largest: Any) -> dict:
         chosen = {}
         for second in split.graph.pairs(layers.program):
             units = layers.parameters[second].shape[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_bert import make_network
 
-from fleetbert.compression import sensitivity, split, static
+from fleetbert.compression import sensitivity, smooth, split, static
 from fleetbert.compression.texts import feeds
 from fleetbert.compression.work import Source
 from fleetbert.data.tokenizers import Encodings
@@ -67,6 +67,16 @@ def test_the_large_unit_is_split_and_other_texts_gain(prepared):
         assert one.threshold < one.former and one.error < 0.6 * one.former_error
         assert errors[1][name] < 0.7 * errors[0][name]
         assert errors[1][pairs[name].first] == errors[0][pairs[name].first]
+
+
+def test_units_that_smoothing_has_seen_are_not_looked_at_again(prepared, monkeypatch):
+    source, plain, pieces = prepared
+    largest = smooth.choose(source.program, source.layers, batches(0)).largest
+    run, ran = source.layers.run, []
+    monkeypatch.setattr(source.layers, "run", lambda some, title="": ran.append(some) or run(some))
+    again = static.in_pieces(plain, source, batches(0), largest)
+    assert again.variant.split == pieces.variant.split
+    assert [len(some) for some in ran] == [len(sensitivity.spread(batches(0)))]
 
 
 def test_it_is_served(prepared, tmp_path):
