@@ -18,6 +18,7 @@ from passes import texts_of
 from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
+from fleetbert.compat import paddle_inference
 from fleetbert.core.errors import UserError
 from fleetbert.data.ragged import Texts
 from fleetbert.engines import engine
@@ -41,6 +42,25 @@ def test_any_sequence_of_shapes_is_answered_as_by_a_fresh_predictor(int8_bundle,
     # (16, 4) then (1, 64) gave wrong answers where 4 was a length.
     meeting = [(16, 64), (1, 64), (11, 96), (1, 96), (111, 16), (11, 16), (1, 192), (13, 32)]
     shapes.check(int8_bundle, variant, [*shapes.random_shapes(8, 2048, 0), *meeting])
+
+
+def test_float32_keeps_fewer_activations_than_paddles_own_passes_leave(tiny_bundle, monkeypatch):
+    """Of answers to texts of several lengths, which are the same."""
+    folder = bundles.read(tiny_bundle).folder("float32")
+
+    def answer() -> tuple[np.ndarray, int]:
+        opened = engine.open_folder(engine.FLOAT32, folder)
+        opened.run(make_texts(1, 7))  # parameters have the layout that they keep
+        before = paddle.base.core.host_memory_stat_current_value("Allocated", 0)
+        outputs = [opened.run(make_texts(*shape)) for shape in ((4, 64), (64, 26), (256, 7))]
+        kept = paddle.base.core.host_memory_stat_current_value("Allocated", 0) - before
+        return np.concatenate(outputs), kept
+
+    logits, kept = answer()
+    monkeypatch.setattr(paddle_inference, "has_onednn", lambda config=None: config is not None)
+    expected, without = answer()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-6)
+    assert 0 < kept < 0.7 * without
 
 
 def test_numpy_takes_one_thread_beside_early_exit(int8_bundle):
