@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import closing
 from typing import Any, Generator, Sequence
 
@@ -29,6 +30,8 @@ def run(
     import ray
     from ray import data as ray_data
 
+    if address is None and "RAY_ADDRESS" not in os.environ:
+        address = "local"  # else Ray joins one that runs here, or waits for one that was killed
     if address not in (None, "auto", "local"):
         remote.check_reachable(address if "://" in address else f"ray://{address}")
     try:

@@ -120,6 +120,27 @@ def test_a_worker_is_killed_and_each_row_is_there_once(engine, words, tmp_path, 
     assert f"0 rows of 0 files answered in {out}; {FILES} files were" in capsys.readouterr().err
 
 
+@engines
+@pytest.mark.parametrize("fault", ["damaged", "threads"])
+def test_a_fault_is_one_sentence(engine, fault, words, texts, tmp_path):
+    if fault == "damaged":
+        path = texts / "n=1" / "7.parquet"
+        content = bytearray(path.read_bytes())
+        content[4:100] = bytes(96)  # of the first page; the footer is whole
+        path.write_bytes(content)
+        sentence = f"{path} cannot be read: "
+    else:
+        words += ["--threads", "99"]
+        sentence = {"ray": "--threads 99: the machines", "spark": "cpus per task = 99"}[engine]
+    command = [BIN / "fleetbert", *words, "--on", engine, *ADDRESS[engine]]
+    with started(tmp_path / "log", *command) as process:
+        assert process.wait() == 2
+    output = (tmp_path / "log").read_text()
+    [error] = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert sentence in error and "Traceback" not in output, output
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
 # What runs a block of docs/tables.md, on two workers, and prints its rows.
 RAY = """
 import fleetbert, ray, ray.data
