@@ -73,9 +73,8 @@ def validate(
             takes = "text and text_pair" if target.pair else "text"
             takes = " and ".join(QUESTION) if target.answers_questions else takes
             others = " and ".join(FIELDS if target.fields else IDS[:2])
-            raise refuse(
-                f"input {show(name)} is unknown; model {target.model} takes {takes}, or {others}"
-            )
+            takes = takes if target.answers_questions else f"{takes}, or {others}"
+            raise refuse(f"input {show(name)} is unknown; model {target.model} takes {takes}")
     for name in raw.outputs:
         names = [tensor.name for tensor in target.outputs]
         if name not in names:
@@ -155,6 +154,8 @@ def _read_ids(
 
     Where the padding begins, attention_mask says, if there is one.
     """
+    if target.answers_questions and "input_ids" not in inputs:
+        raise refuse(f"input 'question' is missing: model {target.model} answers it")
     if "input_ids" not in inputs:
         raise refuse("inputs hold neither 'text' nor 'input_ids'; send one of them")
     if "text_pair" in inputs:
