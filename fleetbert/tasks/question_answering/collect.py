@@ -28,7 +28,7 @@ class Windows(Labelled):
     ) -> Arrays:
         texts, place = np.unique(self.owners[part], return_inverse=True)
         rows, layout = self.divided(texts)
-        firsts = np.searchsorted(self.owners, texts)  # the first window of each text
+        firsts = np.searchsorted(self.owners, np.asarray(texts))  # the first window of each text
         chosen = layout.starts[place] + part - firsts[place]
         return {
             **self.laid_out(rows, chosen, packed),
