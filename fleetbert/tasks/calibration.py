@@ -24,8 +24,8 @@ def fit_temperature(
 ) -> float:
     """The temperature of the lowest cross entropy (Guo et al. 2017, section 4.2).
 
-    truth: bool [texts, labels]; logits float32 [texts, labels]; probabilities: softmax, or sigmoid,
-    of logits. The loss is convex in 1 / temperature, and its slope there is the mean of
+    truth: bool or shares [texts, labels]; logits float32 [texts, labels]; probabilities: softmax,
+    or sigmoid, of logits. The loss is convex in 1 / temperature, and its slope there is the mean of
     (probability - truth) * logit, which rises: where it is 0 is found by halving. 1 where no
     temperature above 1 / HIGHEST has it.
     """

@@ -25,6 +25,8 @@ from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.models import sources, vectors
 from fleetbert.models.task_heads import VectorClassifier, scale_outputs
 from fleetbert.tasks import Metrics, unlabelled, vector_heads
+from fleetbert.tasks.calibration import fit_temperature
+from fleetbert.tasks.metrics import softmax
 from fleetbert.training.callbacks.progress import Progress
 from fleetbert.training.loop import Run
 from fleetbert.training.strategies import set_device
@@ -93,11 +95,12 @@ class FewLabels(TextTask):
         self.complete(network)
         if self.job.trainer.calibrate:
             truth, logits = _left_out(self.job, self.labels)
-            temperature = self.task.metrics.fit(truth, logits, self.labels).temperature
+            texts, labels = logits.shape
+            # One text more, which has all labels alike: a few right answers are no certainty.
+            shares = (texts * np.eye(labels)[truth] + 1 / labels) / (texts + 1)
+            temperature = fit_temperature(shares, logits, softmax)
             scale_outputs(network, 1 / temperature)
-            log.info(
-                f"probabilities: temperature {temperature:.3f}, from {len(truth)} texts left out"
-            )
+            log.info(f"probabilities: temperature {temperature:.3f}, from {texts} texts left out")
         if self.dev is None:
             return {}
         with paddle.no_grad():

@@ -10,6 +10,7 @@ import tiny_bert
 
 import fleetbert
 from fleetbert import bundle as bundles
+from fleetbert.training import few_labels
 
 RANDOM = np.random.default_rng(0)
 TOPICS = [tiny_bert.WORDS[start : start + 8] for start in (0, 50, 100)]
@@ -85,6 +86,16 @@ def test_probabilities_are_those_of_texts_that_a_training_left_out(tiny_encoder,
     assert caplog.text.count("trains again, without 12 texts") == 4  # as there are fewer than 50
     assert reports[1]["accuracy"] == reports[0]["accuracy"]
     assert reports[1]["ece"] < reports[0]["ece"] / 2, reports
+
+
+def test_a_few_right_answers_are_no_certainty(tiny_encoder, tmp_path, caplog, monkeypatch):
+    """10 of 12 is what three of three show, with one more that has all labels alike."""
+    caplog.set_level(logging.INFO)
+    outputs = np.arange(3), 9 * np.eye(3, dtype=np.float32)
+    monkeypatch.setattr(few_labels, "_left_out", lambda job, labels: outputs)
+    keys = {**KEYS, "trainer.max_steps": 1}
+    fleetbert.train(TRAIN, init=tiny_encoder, few_shot=True, output_dir=tmp_path, **keys)
+    assert f"temperature {9 / np.log(10):.3f}, from 3 texts left out" in caplog.text
 
 
 def test_its_folder_is_opened_with_its_head(run, tmp_path):
