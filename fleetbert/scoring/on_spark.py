@@ -7,8 +7,8 @@ import re
 import shutil
 import sys
 from concurrent import futures
-from contextlib import suppress
-from typing import Any, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import Any, Generator, Sequence
 
 from fleetbert.core.errors import UserError
 from fleetbert.scoring import remote
@@ -57,7 +57,8 @@ def run(
             log4j = context._jvm.org.apache.logging.log4j
             scheduler = "org.apache.spark.scheduler.TaskSchedulerImpl"
             log4j.core.config.Configurator.setLevel(scheduler, log4j.Level.WARN)
-            yield from remote.counted(plans, _outcomes(context, remote.pack(plans)))
+            with closing(_outcomes(context, remote.pack(plans))) as outcomes:
+                yield from remote.counted(plans, outcomes)
     except (Py4JError, PySparkException) as error:
         cause = remote.cause(error)
         if "JAVA_GATEWAY_EXITED" in cause or "stopped SparkContext" in cause:
@@ -65,7 +66,7 @@ def run(
         raise UserError(f"--on spark: {cause}") from error
 
 
-def _outcomes(context: Any, work: list[bytes]) -> Iterator[remote.Outcome]:
+def _outcomes(context: Any, work: list[bytes]) -> Generator[remote.Outcome, None, None]:
     """What became of each file, as soon as Spark knows it."""
     from py4j.protocol import Py4JError
     from pyspark.accumulators import AccumulatorParam

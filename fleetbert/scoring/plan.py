@@ -132,6 +132,7 @@ class Plan:
                 raise UserError(
                     f"{self.name} changed while it was read; start the same command again"
                 )
+            self.is_done()  # UserError where another job has written there meanwhile
             with explained(f"{self.output} cannot be written"):
                 if faults:
                     files.move(self._unfinished(self.errors), self.errors)

@@ -288,21 +288,32 @@ def test_the_output_of_another_job_is_left_alone(predict, texts, tmp_path):
     assert not list((tmp_path / "out").rglob("c.parquet"))
 
 
-def test_a_file_that_grows_while_it_is_read_is_not_taken(tiny_bundle, texts, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ("in/lang=en/a.parquet", r"a\.parquet changed while it was read"),
+        ("out/a.parquet", r"out/a\.parquet is not of this job, but of another model"),
+    ],
+)
+def test_what_changes_while_a_file_is_read_is_seen(
+    tiny_bundle, texts, tmp_path, monkeypatch, changed, sentence
+):
     answer = scorer.Scorer.answer_together
 
-    def growing(self, tables):
-        write(texts / "lang=en" / "a.parquet", table_of(0, 12))
+    def changing(self, tables):
+        write(tmp_path / changed, table_of(0, 12))
         return answer(self, tables)
 
-    monkeypatch.setattr(scorer.Scorer, "answer_together", growing)
-    with pytest.raises(fleetbert.UserError, match=r"a\.parquet changed while it was read"):
+    monkeypatch.setattr(scorer.Scorer, "answer_together", changing)
+    with pytest.raises(fleetbert.UserError, match=sentence):
         files.score(
             fleetbert.Scorer(tiny_bundle),
             places.place(f"{texts}/lang=en"),
             places.place(str(tmp_path / "out")),
         )
-    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    left = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert left == [tmp_path / changed] * changed.startswith("out")
+    assert pq.read_table(tmp_path / changed).num_rows == 12
 
 
 def test_addresses_are_read_and_written(tiny_bundle, texts, tmp_path):
