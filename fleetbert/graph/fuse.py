@@ -27,10 +27,6 @@ def fuse(folder: Path) -> Fused:
 
     Afterwards a Linear is one `fc` with its bias and GELU, and attention is two `fused_matmul`.
     """
-    program = programs.read(folder / "model.pdmodel")
-    fused = fuse_alone(program)
-    if fused is not None:
-        return Fused(fused, programs.read_parameters(fused, folder / "model.pdiparams"))
     with tempfile.TemporaryDirectory() as temporary:
         saved = _run_passes(folder, temporary)
         program = programs.read(saved)
@@ -40,8 +36,8 @@ def fuse(folder: Path) -> Fused:
 
 
 def fuse_alone(program: ProgramDesc) -> ProgramDesc | None:
-    """The same for a program without its parameters, which take most of the time. None where it
-    would have others afterwards, as with constants that the passes compute."""
+    """The same for a program without its parameters, which only their shapes in it describe. None
+    where it would have others afterwards, as with constants that the passes compute."""
     block = program.blocks[0]
     placeholders = {}
     for name in programs.parameter_names(program):
