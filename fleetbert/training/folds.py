@@ -85,12 +85,13 @@ def _train(job: schema.Config, folder: Path) -> Folded:
         held = np.flatnonzero(folds == fold)
         examples = [table.examples[place] for place in held]
         outputs[held] = answer.compute_logits(model, *task.labels.texts(examples)).values
-        measured.append(task.metrics.evaluate(truth[held], outputs[held], labels))
+        # By the run's own thresholds and labels, as `no_answer`.
+        measured.append(model.task.metrics.evaluate(truth[held], outputs[held], model.labels))
         if job.data.dev is not None and not task.shape.per_token:
             dev = evaluate.read_known(model, str(job.data.dev), job.data)
             texts = task.labels.texts(dev.examples)
             dev_logits.append(answer.compute_logits(model, *texts).values)
-    folded = Folded(table, labels, folds, truth, outputs)
+    folded = Folded(table, labels or model.labels, folds, truth, outputs)
     _write_predictions(folder / PREDICTIONS, model, folded)
     summary = _summary(job, folded, measured)
     if dev_logits:

@@ -136,8 +136,16 @@ def test_other_tasks(task, table, tiny_data, tmp_path):
     else:
         path = tiny_job.write_rows(tmp_path / "ranked.jsonl", tiny_job.ranked_rows(20, 1))
     changes = {"task.name": task, "data.train": str(path), "data.dev": None, "data.folds": 2}
+    changes["trainer.calibrate"] = 0.3 if table == "squad" else 0.0
     found = folds.train(tiny_job.job(tiny_data, tmp_path / "run", changes))
     assert len(found.outputs) == len(found.table.examples) > 50
+    if table == "squad":  # by the thresholds that the run has fitted
+        held = tmp_path / "held.jsonl"
+        lines = [e.line for e, fold in zip(found.table.examples, found.folds) if fold == 0]
+        tables.write(held, found.table, lines)
+        metrics = fleetbert.load(tmp_path / "run" / "fold-1" / "bundle").evaluate(held)
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert summary["folds"][0]["f1"] == pytest.approx(metrics["f1"])
     if table == "ranked":  # the documents of a query stay together
         fold_of = {e.text_a: fold for e, fold in zip(found.table.examples, found.folds)}
         folds_of_all = [fold_of[example.text_a] for example in found.table.examples]
