@@ -1,15 +1,14 @@
-"""How much each layer, attention head and feed-forward unit matters to a task's loss.
+"""How much each attention head and each feed-forward unit matters to a task's loss.
 
 A text's loss changes, to first order, by the gradient with respect to a factor of 1 on a head's
 output when the head goes. The mean of its magnitude over texts is the head's importance (Michel et
 al. 2019, "Are Sixteen Heads Really Better than One?", section 4.1), and in the same way a unit's
-(Hou et al. 2020, "DynaBERT", section 2.1). A layer changes too much for a slope: the loss without
-it is measured.
+(Hou et al. 2020, "DynaBERT", section 2.1).
 """
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
 import paddle
@@ -82,56 +81,30 @@ def measure(network: paddle.nn.Layer, batches: Iterable[Arrays], objective: Loss
     return Importance(np.stack(means[0::2]), np.stack(means[1::2]))
 
 
-def choose_layers(
-    network: paddle.nn.Layer, batches: Sequence[Arrays], objective: Loss, share: float
-) -> np.ndarray:
-    """Remove this share (0 to 1) of the layers: one after another the one without which the mean
-    loss of the batches is the smallest. What stays, int64, ascending; at least one does.
+def choose(measured: Importance, layers: float, heads: float, feed_forward: float) -> Kept:
+    """Remove these shares (0 to 1) of the layers, and of the heads and units of each that stays.
 
-    The network is left in evaluation mode, as it was otherwise.
-    """
-    encoder = network.network.bert.encoder
-    whole = encoder.layers
-    kept = list(range(len(whole)))
-    network.eval()
-
-    def loss_without(layer: int) -> float:
-        encoder.layers = paddle.nn.LayerList([whole[n] for n in kept if n != layer])
-        rows = [batch["inputs"]["input_ids"].shape[0] for batch in batches]
-        losses = [objective.loss(network, batch).item() for batch in batches]
-        return float(np.average(losses, weights=rows))
-
-    try:
-        with paddle.no_grad():
-            for _ in range(len(whole) - max(1, round(len(whole) * (1 - share)))):
-                kept.remove(min(kept, key=loss_without))
-    finally:
-        encoder.layers = whole
-    return np.array(kept)
-
-
-def choose(measured: Importance, layers: np.ndarray, heads: float, feed_forward: float) -> Kept:
-    """Remove these shares (0 to 1) of the heads and units of each of these layers, the least
-    important ones.
-
-    Every layer keeps as many, so that the network stays a BERT with one number of heads and one
-    intermediate size. It is the better choice too: of SST-2's 0.8842, a third of the heads and half
-    of the units gone and nothing trained, 0.8635 is left; 0.5092 where the least important of all
-    layers go. UserError if nothing would be removed.
+    Of the layers the top ones go, which costs least after training (Sajjad et al. 2020, "Poor Man's
+    BERT"); at least one stays. Of heads and units the least important ones go. Every layer keeps as
+    many, so that the network stays a BERT with one number of heads and one intermediate size. It
+    is the better choice too: of SST-2's 0.8842, a third of the heads and half of the units gone and
+    nothing trained, 0.8635 is left; 0.5092 where the least important of all layers go. UserError if
+    nothing would be removed.
     """
     (all_layers, all_heads), all_units = measured.heads.shape, measured.feed_forward.shape[1]
+    kept_layers = max(1, round(all_layers * (1 - layers)))
     kept_heads = max(1, round(all_heads * (1 - heads)))
     kept_units = min(all_units, max(1, round(all_units * (1 - feed_forward) / UNITS)) * UNITS)
-    if (len(layers), kept_heads, kept_units) == (all_layers, all_heads, all_units):
+    if (kept_layers, kept_heads, kept_units) == (all_layers, all_heads, all_units):
         raise UserError(
-            f"prune.heads: {heads} of {all_heads} heads and prune.feed_forward: {feed_forward} of "
-            f"{all_units} units in steps of {UNITS} remove nothing, nor does prune.layers of "
-            f"{all_layers} layers; raise one of them"
+            f"prune.heads: {heads} of {all_heads} heads, prune.feed_forward: {feed_forward} of "
+            f"{all_units} units in steps of {UNITS} and prune.layers: {layers} of {all_layers} "
+            "layers remove nothing; raise one of them"
         )
     return Kept(
-        layers,
-        _largest(measured.heads[layers], kept_heads),
-        _largest(measured.feed_forward[layers], kept_units),
+        np.arange(kept_layers),
+        _largest(measured.heads[:kept_layers], kept_heads),
+        _largest(measured.feed_forward[:kept_layers], kept_units),
     )
 
 

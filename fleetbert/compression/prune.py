@@ -68,19 +68,17 @@ def prepare(work: Work) -> Ready | None:
 
 def choose(task: tuning.Tuned, whole: Headed) -> tuple[Importance, Kept]:
     """What stays of a network, by texts of the training, and what that was decided by."""
-    settings, objective, batches = task.job.prune, losses.of(task.task), list(_batches(task))
-    measured = importance.measure(whole, batches, objective)
-    layers = importance.choose_layers(whole, batches, objective, settings.layers)
-    return measured, importance.choose(measured, layers, settings.heads, settings.feed_forward)
+    settings = task.job.prune
+    measured = importance.measure(whole, _batches(task), losses.of(task.task))
+    shares = settings.layers, settings.heads, settings.feed_forward
+    return measured, importance.choose(measured, *shares)
 
 
 def describe(measured: Importance, kept: Kept) -> str:
     (layers, heads), units = measured.heads.shape, measured.feed_forward.shape[1]
-    gone = ", ".join(map(str, np.setdiff1d(np.arange(layers), kept.layers)))
-    removed = f"of {layers} layers these go: {gone}; " if gone else ""
     return (
-        f"{removed}each layer keeps {kept.heads.shape[1]} of {heads} attention heads and "
-        f"{kept.units.shape[1]} of {units} feed-forward units"
+        f"{len(kept.layers)} of {layers} layers stay; each layer keeps {kept.heads.shape[1]} of "
+        f"{heads} attention heads and {kept.units.shape[1]} of {units} feed-forward units"
     )
 
 

@@ -144,8 +144,7 @@ class SoftLabels(Section):
 class Prune(Section):
     layers: float = key(
         0.0,
-        "fraction of the encoder's layers to remove, those without which the loss is smallest; at "
-        "least one stays",
+        "fraction of the encoder's layers to remove, from the top; at least one stays",
         ge=0,
         lt=1,
     )
@@ -160,8 +159,7 @@ class Prune(Section):
     )
     texts: int = key(
         1024,
-        "texts of data.train, a random sample, that show which layers, heads and units matter "
-        "least",
+        "texts of data.train, a random sample, that show which heads and units matter least",
         ge=1,
     )
 

@@ -135,7 +135,7 @@ def test_heads_and_units_that_do_nothing_go_first(whole_program, batches):
         tensors = scaled(tensors, layer, "units", np.arange(128) % 2)
     network = build(tensors)
     found = importance.measure(network, [as_tensors(batch) for batch in batches], LOSS)
-    kept = importance.choose(found, np.arange(2), 0.5, 0.5)
+    kept = importance.choose(found, 0, 0.5, 0.5)
     assert kept.heads.tolist() == [[0, 2], [1, 3]]
     assert not np.isin(kept.units, idle_units).any()
     assert set(importance.lost(found, kept).values()) == {0.0}
@@ -175,43 +175,26 @@ def test_a_program_that_training_does_not_export_is_refused(tiny_bundle):
         from_program.names(program, "here")
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_a_layer_that_does_nothing_goes_first(whole_program, batches, place):
-    """It adds zeros to what a LayerNorm gave, and normalizes once more."""
-    prefix, tensors = "bert.encoder.layers.", tensors_of(whole_program)
-    layers = [
-        {n[len(prefix) + 2 :]: a for n, a in tensors.items() if n.startswith(f"{prefix}{layer}.")}
-        for layer in range(2)
-    ]
-    idle = {name: np.full_like(a, name.startswith("norm")) for name, a in layers[0].items()}
-    idle.update({name: np.zeros_like(a) for name, a in idle.items() if name.endswith("bias")})
-    layers.insert(place, idle)
-    deep = {name: array for name, array in tensors.items() if not name.startswith(prefix)}
-    for number, layer in enumerate(layers):
-        deep.update({f"{prefix}{number}.{name}": array for name, array in layer.items()})
-    network = build(deep, num_hidden_layers=3)
-    given = [as_tensors(batch) for batch in batches]
-    measured = importance.measure(network, given, LOSS)
-    chosen = importance.choose_layers(network, given, LOSS, 0.33)
-    assert chosen.tolist() == [layer for layer in range(3) if layer != place]
-    kept = importance.choose(measured, chosen, 0, 0)
-    inputs = batches[0]["inputs"]
-    expected = tuning.answers(build(tensors), inputs)
-    for some in (network, prune.narrow(network, kept)):
-        np.testing.assert_allclose(tuning.answers(some, inputs), expected, atol=1e-3)
+def test_the_top_layers_go(whole_program):
+    """What stays answers as a network that never had them."""
+    tensors = tensors_of(whole_program)
+    measured = importance.Importance(np.ones((2, HEADS)), np.ones((2, UNITS)))
+    kept = importance.choose(measured, 0.5, 0, 0)
+    assert kept.layers.tolist() == [0]
+    below = {name: array for name, array in tensors.items() if "layers.1." not in name}
+    narrow = prune.narrow(build(tensors), kept)
+    ids, types = random_batch(np.random.default_rng(6), (3, 32), 190)
+    inputs = {"input_ids": ids, "token_type_ids": types}
+    expected = tuning.answers(build(below, num_hidden_layers=1), inputs)
+    np.testing.assert_allclose(tuning.answers(narrow, inputs), expected, atol=1e-6)
     lost = importance.lost(measured, kept)
-    assert {part for part, value in lost.items() if value} <= {
-        f"layer {place} attention",
-        f"layer {place} feed-forward",
-    }
+    assert [part for part, value in lost.items() if value] == [
+        "layer 1 attention",
+        "layer 1 feed-forward",
+    ]
 
 
-def test_shares_become_numbers(whole_program, batches):
-    network = build(tensors_of(whole_program))
-    given = [as_tensors(batch) for batch in batches]
-    for share, layers in [(0, 2), (0.2, 2), (0.5, 1), (0.99, 1)]:
-        assert len(importance.choose_layers(network, given, LOSS, share)) == layers
-    assert len(network.network.bert.encoder.layers) == 2
+def test_shares_become_numbers():
     found = importance.Importance(np.ones((2, 12)), np.ones((2, 1536)))
     for shares, units, expected in [
         (0.33, 0.5, (8, 768)),
@@ -219,11 +202,13 @@ def test_shares_become_numbers(whole_program, batches):
         (0.0, 0.33, (12, 1024)),
         (0.5, 0.0, (6, 1536)),
     ]:
-        kept = importance.choose(found, np.arange(2), shares, units)
+        kept = importance.choose(found, 0, shares, units)
         assert (kept.heads.shape[1], kept.units.shape[1]) == expected
     with pytest.raises(UserError, match=r"prune\.heads: 0\.02 of 12 heads"):
-        importance.choose(found, np.arange(2), 0.02, 0.001)
-    assert importance.choose(found, np.array([1]), 0, 0).layers.tolist() == [1]
+        importance.choose(found, 0, 0.02, 0.001)
+    deep = importance.Importance(np.ones((6, 12)), np.ones((6, 1536)))
+    for share, layers in [(0.17, 5), (0.33, 4), (0.5, 3), (0.99, 1)]:
+        assert importance.choose(deep, share, 0, 0).layers.tolist() == list(range(layers))
 
 
 @pytest.fixture(scope="module")
