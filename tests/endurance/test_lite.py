@@ -47,8 +47,9 @@ def test_all_tests_of_the_programs(name):
     assert done.returncode == 0
 
 
-def test_fuzzed_bodies_manifests_and_vocabularies(sanitized, tmp_path):
-    bundle = write_bundle(tmp_path, targets=(sanitized.target,))
+@pytest.mark.parametrize("told", [{}, {"task": "question_answering", "labels": ["no_answer"]}])
+def test_fuzzed_bodies_manifests_and_vocabularies(sanitized, tmp_path, told):
+    bundle = write_bundle(tmp_path, targets=(sanitized.target,), **told)
     command = sanitized.command("fleetbert-lite-fuzz", bundle, SECONDS, SEED)
     done = subprocess.run(command, capture_output=True, text=True)  # it takes its time
     print(done.stdout)

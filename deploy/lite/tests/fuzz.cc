@@ -13,6 +13,7 @@
 #include "classifier.h"
 #include "error.h"
 #include "oip.h"
+#include "questions.h"
 
 namespace {
 
@@ -25,6 +26,8 @@ const std::vector<std::string> kRequests = {
     R"({"name":"input_ids","shape":[2,3],"datatype":"INT64","data":[[1,2,3],[4,5,0]]},)"
     R"({"name":"token_type_ids","shape":[2,3],"datatype":"INT32","data":[0,0,1,0,1,1]}],)"
     R"("outputs":[{"name":"logits","parameters":{"binary_data":false}},{"name":"label"}]})",
+    R"({"inputs":{"question":"who?","context":"é word1\r\nword2 字"},"model":"model",)"
+    R"("parameters":{"top_k":3,"handle_impossible_answer":true}})",
     std::string(R"({"inputs":[{"name":"text","shape":[1],"datatype":"BYTES",)"
                 R"("parameters":{"binary_data_size":7}}]})") +
         std::string("\x03\0\0\0abc", 7),
@@ -75,6 +78,11 @@ bool ask(Mutator& mutate, const Classifier& classifier) {
   std::optional<std::string> length;
   if (mutate.below(3) == 0) length = std::to_string(mutate.below(130));
   try {
+    if (classifier.bundle().kind == Kind::kAnswer && mutate.below(2) == 0) {
+      const auto question = read_context_question(body, classifier, "model", Limits{});
+      render(question, classifier.answer({&question.row})[0], classifier.bundle());
+      return true;
+    }
     const auto question = read_question(body, length, classifier, Limits{});
     std::vector<const Row*> rows;
     for (const auto& row : question.rows) rows.push_back(&row);
