@@ -96,7 +96,6 @@ def prepare(work: Work) -> Ready:
 
 def fold(path: Path) -> None:
     """Write the ONNX file `path` anew, as ONNX Runtime's tool reads it."""
-    # paddle2onnx writes weights as constants, which the tool passes over; these are initializers.
     quant_pre_process(str(path), str(path), skip_symbolic_shape=True)
     model = ONNXModel(onnx_format.load(str(path)))
     model.replace_gemm_with_matmul()  # the dynamic form does, under other names; static takes none

@@ -101,6 +101,22 @@ def convert(source: Path, target: Path, opset: int = OPSET) -> None:
             f"{lines[-1] if lines else f'exit code {done.returncode}'}; "
             "`fleetbert export --format onnx --opset` tries others"
         )
+    _store_weights(target)
+
+
+def _store_weights(path: Path) -> None:
+    """Make initializers of the weights in the ONNX file `path`, where quantizers and optimizers of
+    other projects look for them; paddle2onnx 1.3.1 writes Constant nodes."""
+    import onnx  # comes with paddle2onnx
+
+    model = onnx.load(path)
+    constants = [node for node in model.graph.node if node.op_type == "Constant"]
+    for node in constants:
+        tensor = node.attribute[0].t
+        tensor.name = node.output[0]
+        model.graph.initializer.append(tensor)
+        model.graph.node.remove(node)
+    onnx.save(model, path)
 
 
 def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:

@@ -19,6 +19,16 @@ def test_the_variant_says_how_it_was_made(tiny_bundle):
     assert set(variant.versions) == {"fleetbert", "paddle2onnx", "onnxruntime"}
 
 
+def test_weights_are_where_quantizers_look_for_them(tiny_bundle):
+    import onnx as onnx_format
+
+    graph = onnx_format.load(bundles.read(tiny_bundle).folder("onnx") / "model.onnx").graph
+    stored = {tensor.name for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm")]
+    assert len([node for node in products if node.input[1] in stored]) >= 12
+    assert not [node for node in graph.node if node.op_type == "Constant"]
+
+
 @pytest.mark.slow
 def test_the_operator_set_is_the_one_asked_for(copied_bundle):
     import onnx as onnx_format
