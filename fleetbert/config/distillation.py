@@ -36,8 +36,9 @@ class Distillation(Section):
     )
     teacher: Optional[str] = key(
         None,
-        "the teacher: a run's folder `model`, or, for its logits only, a bundle, or a "
-        "cross-validated run's folder, whose bundles teach by their mean logits",
+        "the teacher: a run's folder `model`, or package:NAME, a package's model; or, for its "
+        "logits only, a bundle, or a cross-validated run's folder, whose bundles teach by their "
+        "mean logits",
         common_for=("distill",),
     )
     start_layers: Optional[List[int]] = key(

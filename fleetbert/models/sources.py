@@ -67,7 +67,7 @@ def open_source(model: schema.Model) -> Source:
     if model.init == "random":
         source = _random(model)
     elif model.init.startswith("package:"):
-        source = _folder(_package_folder(model.init.split(":", 1)[1]), model.init)
+        source = _folder(package_folder(model.init.split(":", 1)[1]), model.init)
     elif Path(model.init).is_dir():
         source = _folder(Path(model.init), model.init)
     elif "/" in model.init or model.init.startswith("."):
@@ -147,7 +147,7 @@ def _random(model: schema.Model) -> Source:
     return Source("random", shape, tokenizers.of_vocab(vocab, True), None)
 
 
-def _package_folder(package: str) -> Path:
+def package_folder(package: str) -> Path:
     """The folder with config.json inside an installed Python package that carries a model."""
     try:
         spec = importlib.util.find_spec(package)

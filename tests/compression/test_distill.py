@@ -263,6 +263,16 @@ class TestStudent:
         }
         assert len(digests) == 1
 
+    def test_the_model_of_a_package_is_the_same_teacher(self, make, taught, tmp_path, monkeypatch):
+        package = tmp_path / "a_package"
+        shutil.copytree(taught / "model", package / "model")
+        (package / "__init__.py").write_text("")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        job = make(tmp_path, {"distill.teacher": "package:a_package"})
+        opened = teacher.open_teacher(job)
+        assert opened.digest == teacher.open_teacher(make(tmp_path)).digest
+        assert len(teacher.student_source(job, opened).tensors) > 0
+
 
 @pytest.mark.slow
 def test_two_ranks_have_the_losses_of_one(make, values, tmp_path):
@@ -402,6 +412,10 @@ class TestErrors:
         ("changes", "message"),
         [
             ({"distill.teacher": "{data}"}, "is neither a model .* nor a bundle"),
+            (
+                {"distill.teacher": "package:no_such"},
+                "distill.teacher: .* no_such is not installed",
+            ),
             ({"distill.teacher": "{taught}/bundle"}, "model.init: the student cannot start as"),
             (
                 {**NARROW, "distill.teacher": "{taught}/bundle"},

@@ -40,7 +40,7 @@ class Teacher(NamedTuple):
 
 def open_teacher(job: schema.Distill) -> Teacher:
     """Open `distill.teacher`; UserError if it is not there or does not do the job's task."""
-    path = Path(str(job.distill.teacher))
+    path = _path(str(job.distill.teacher))
     if members := _members(path):
         opened = [_open_bundle(job, member) for member in members]
         if len({tuple(each.labels) for each in opened}) > 1:
@@ -52,8 +52,8 @@ def open_teacher(job: schema.Distill) -> Teacher:
     if not (path / "config.json").is_file():
         raise UserError(
             f"distill.teacher: {path} is neither a model (a folder with config.json, like `model` "
-            "of a run) nor a bundle (one with manifest.json), nor a cross-validated run "
-            "(one with fold-1/bundle)"
+            "of a run, or package:NAME) nor a bundle (one with manifest.json), nor a "
+            "cross-validated run (one with fold-1/bundle)"
         )
     try:
         source = sources.open_source(schema.Model(init=f"{path}/"))
@@ -66,6 +66,16 @@ def open_teacher(job: schema.Distill) -> Teacher:
         )
     digest = weights.digest(source.tokenizer, source.tensors)
     return Teacher(path, list(source.head_labels), source.tokenizer, source, digest)
+
+
+def _path(teacher: str) -> Path:
+    """The folder that `distill.teacher` names; of a package, the one with its config.json."""
+    if not teacher.startswith("package:"):
+        return Path(teacher)
+    try:
+        return sources.package_folder(teacher.split(":", 1)[1])
+    except UserError as error:
+        raise UserError(str(error).replace("model.init", "distill.teacher")) from error
 
 
 def _members(path: Path) -> list[Path]:
