@@ -9,7 +9,8 @@ learning rate, warm-up, decay and clipping. PyTorch does it the plain way: rando
 the longest text of the batch. Here batches are as the config says. --full trains all epochs on both
 sides, cut into --rounds parts, and compares the accuracy. --mixed adds bfloat16 on both sides, and
 PyTorch with texts grouped by length (transformers' sampler; sentence-transformers has none) and
-compiled by torch.compile besides.
+compiled by torch.compile besides. The sampler sorts 50 batches together, the longest texts first,
+so --steps should be a multiple of 50.
 """
 
 from __future__ import annotations
