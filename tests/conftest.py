@@ -316,7 +316,7 @@ def kept():
     from fleetbert.compression.importance import Kept
 
     units = np.random.default_rng(0).permuted(np.tile(np.arange(128), (2, 1)), axis=1)
-    return Kept(np.arange(2), np.array([[0, 2], [1, 3]]), np.sort(units[:, :48], axis=1))
+    return Kept(np.array([[0, 2], [1, 3]]), np.sort(units[:, :48], axis=1))
 
 
 @pytest.fixture(scope="session")

@@ -30,10 +30,9 @@ class Importance(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What stays: ascending numbers, layers int64 [layers], of each of these heads int64 [layers,
-    heads] and units int64 [layers, units]."""
+    """What stays of the lowest layers: ascending numbers, heads int64 [layers, heads], units int64
+    [layers, units]."""
 
-    layers: np.ndarray
     heads: np.ndarray
     units: np.ndarray
 
@@ -102,7 +101,6 @@ def choose(measured: Importance, layers: float, heads: float, feed_forward: floa
             "layers remove nothing; raise one of them"
         )
     return Kept(
-        np.arange(kept_layers),
         _largest(measured.heads[:kept_layers], kept_heads),
         _largest(measured.feed_forward[:kept_layers], kept_units),
     )
@@ -111,13 +109,12 @@ def choose(measured: Importance, layers: float, heads: float, feed_forward: floa
 def lost(importance: Importance, kept: Kept) -> dict[str, float]:
     """The importance that was removed, by part, as `sensitivity.groups` names them."""
     parts = {}
-    places = {layer: place for place, layer in enumerate(kept.layers.tolist())}
     for layer in range(len(importance.heads)):
         for name, values, stays in (
             ("attention", importance.heads, kept.heads),
             ("feed-forward", importance.feed_forward, kept.units),
         ):
-            gone = np.delete(values[layer], stays[places[layer]] if layer in places else [])
+            gone = np.delete(values[layer], stays[layer] if layer < len(stays) else [])
             parts[f"layer {layer} {name}"] = float(gone.sum())
     return parts
 

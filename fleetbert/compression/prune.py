@@ -33,8 +33,6 @@ from fleetbert.training.texts import Arrays
 
 log = logging.getLogger(__name__)
 
-LAYERS = "bert.encoder.layers."
-
 
 class Pruned(NamedTuple):
     """network: trained, in evaluation mode."""
@@ -77,7 +75,7 @@ def choose(task: tuning.Tuned, whole: Headed) -> tuple[Importance, Kept]:
 def describe(measured: Importance, kept: Kept) -> str:
     (layers, heads), units = measured.heads.shape, measured.feed_forward.shape[1]
     return (
-        f"{len(kept.layers)} of {layers} layers stay; each layer keeps {kept.heads.shape[1]} of "
+        f"{len(kept.heads)} of {layers} layers stay; each layer keeps {kept.heads.shape[1]} of "
         f"{heads} attention heads and {kept.units.shape[1]} of {units} feed-forward units"
     )
 
@@ -91,27 +89,27 @@ def narrow(network: Headed, kept: Kept) -> Headed:
         kept_heads=heads,
         intermediate_size=kept.units.shape[1],
     )
-    tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
-    width = network.network.bert.encoder.layers[0].self_attn.head_dim
     narrowed = type(network)(config)
+    names = narrowed.network.state_dict()
+    tensors = {n: each.numpy() for n, each in network.network.state_dict().items() if n in names}
+    width = network.network.bert.encoder.layers[0].self_attn.head_dim
     narrowed.network.set_state_dict(narrow_tensors(tensors, kept, width))
     return narrowed
 
 
 def narrow_tensors(tensors: dict[str, np.ndarray], kept: Kept, width: int) -> dict[str, np.ndarray]:
-    """The tensors (PaddleNLP's names) without what is not kept; width: columns of a head."""
-    narrowed = {name: array for name, array in tensors.items() if not name.startswith(LAYERS)}
-    for number, (layer, some_heads, units) in enumerate(zip(*kept)):
+    """The tensors (PaddleNLP's names) of the layers that stay, without what is not kept of them;
+    width: columns of a head."""
+    narrowed = dict(tensors)
+    for layer, (some_heads, units) in enumerate(zip(*kept)):
         columns = (some_heads[:, None] * width + np.arange(width)).ravel()
-        before, after = f"{LAYERS}{layer}.", f"{LAYERS}{number}."
-        part = {n[len(before) :]: array for n, array in tensors.items() if n.startswith(before)}
+        prefix = f"bert.encoder.layers.{layer}."
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "linear1"):
             chosen = units if name == "linear1" else columns
             for kind in ("weight", "bias"):
-                part[f"{name}.{kind}"] = part[f"{name}.{kind}"][..., chosen]
+                narrowed[f"{prefix}{name}.{kind}"] = tensors[f"{prefix}{name}.{kind}"][..., chosen]
         for name, chosen in (("self_attn.out_proj", columns), ("linear2", units)):
-            part[f"{name}.weight"] = part[f"{name}.weight"][chosen]
-        narrowed.update({after + name: array for name, array in part.items()})
+            narrowed[f"{prefix}{name}.weight"] = tensors[f"{prefix}{name}.weight"][chosen]
     return narrowed
 
 
@@ -125,9 +123,7 @@ def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
     opened = tokenizers.open(bundle)
     limits = {"max_length": bundle.max_length, "vocab_size": opened.vocab_size}
     difference = export_program(network, folder, pad_id=opened.pad_id, **limits)
-    kept_heads: list[list[int]] = [[] for _ in measured.heads]
-    for layer, some_heads in zip(kept.layers, kept.heads):
-        kept_heads[layer] = some_heads.tolist()
+    gone = len(measured.heads) - len(kept.heads)
     return bundles.ProgramVariant(
         name="pruned-float32",
         runs_on=["x86", "gpu", "armv8"],
@@ -135,7 +131,7 @@ def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
         pruning=bundles.Pruning(
             heads=(measured.heads.shape[1], kept.heads.shape[1]),
             feed_forward=(measured.feed_forward.shape[1], kept.units.shape[1]),
-            kept_heads=kept_heads,
+            kept_heads=[*kept.heads.tolist(), *([] for _ in range(gone))],
             importance_of_heads=measured.heads.tolist(),
             lost_importance=importance.lost(measured, kept),
         ),

@@ -193,8 +193,9 @@ def begin(
     }
     maxima: dict[str, list[float]] = {}
     largest: dict[str, np.ndarray] = {}
+    pairs = units.pairs(layers.program)
     for inputs in layers.run(texts):
-        split.note_largest(largest, layers, inputs)
+        split.note_largest(largest, pairs, inputs)
         for name, x in inputs.items():
             maxima.setdefault(name, []).append(float(np.abs(x).max()))
     thresholds = {name: float(np.mean(maxima[name])) for name in layers.inputs if name not in left}

@@ -23,6 +23,7 @@ from fleetbert.compression.sensitivity import Layers, relative_errors, spread
 from fleetbert.compression.texts import Feeds
 from fleetbert.graph import int8
 from fleetbert.graph import smooth as graph
+from fleetbert.graph import split as feed_forwards
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.graph.weights import quantize, widen
 
@@ -59,8 +60,9 @@ def choose(
     others |= not others.any()
     few_inputs = []
     units: dict[str, np.ndarray] = {}
+    pairs = feed_forwards.pairs(layers.program)
     for batch, inputs in zip(batches, layers.run(batches, "smooth")):
-        split.note_largest(units, layers, inputs)
+        split.note_largest(units, pairs, inputs)
         for source, names in readers.items():
             largest[source].append(np.abs(inputs[names[0]]).max(0))
         if id(batch) in few:

@@ -8,7 +8,7 @@ the least token error (see `sensitivity`).
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def choose(
     numbers = {id(batch) for batch in some}
     run = batches if largest is None else some
     for batch, inputs in zip(run, layers.run(run, "split")):
-        note_largest(seen, layers, inputs)
+        note_largest(seen, pairs, inputs)
         if id(batch) in numbers:
             few.append(inputs)
     largest = seen if largest is None else largest
@@ -94,11 +94,12 @@ def choose(
 
 
 def note_largest(
-    units: dict[str, np.ndarray], layers: Layers, inputs: Mapping[str, np.ndarray]
+    units: dict[str, np.ndarray], pairs: Iterable[str], inputs: Mapping[str, np.ndarray]
 ) -> None:
     """Raise `units`, the largest output of each unit of a feed-forward (float32 [units], at least
-    0, by the weight of the second Linear), to those in `inputs`, as `Layers.run` gives them."""
-    for second in graph.pairs(layers.program):
+    0, by the weight of the second Linear, which `pairs` names), to those in `inputs`, as
+    `Layers.run` gives them."""
+    for second in pairs:
         units[second] = np.maximum(units.get(second, np.float32(0)), inputs[second].max(0))
 
 

@@ -180,7 +180,7 @@ def test_the_top_layers_go(whole_program):
     tensors = tensors_of(whole_program)
     measured = importance.Importance(np.ones((2, HEADS)), np.ones((2, UNITS)))
     kept = importance.choose(measured, 0.5, 0, 0)
-    assert kept.layers.tolist() == [0]
+    assert kept.heads.tolist() == [list(range(HEADS))]
     below = {name: array for name, array in tensors.items() if "layers.1." not in name}
     narrow = prune.narrow(build(tensors), kept)
     ids, types = random_batch(np.random.default_rng(6), (3, 32), 190)
@@ -208,7 +208,10 @@ def test_shares_become_numbers():
         importance.choose(found, 0, 0.02, 0.001)
     deep = importance.Importance(np.ones((6, 12)), np.ones((6, 1536)))
     for share, layers in [(0.17, 5), (0.33, 4), (0.5, 3), (0.99, 1)]:
-        assert importance.choose(deep, share, 0, 0).layers.tolist() == list(range(layers))
+        kept = importance.choose(deep, share, 0, 0)
+        assert kept.heads.tolist() == [list(range(12))] * layers
+        gone = [value > 0 for value in importance.lost(deep, kept).values()]
+        assert gone == [False] * 2 * layers + [True] * 2 * (6 - layers)
 
 
 @pytest.fixture(scope="module")
