@@ -23,7 +23,6 @@ from typing import Sequence
 import onnx as onnx_format
 from onnxruntime import quantization
 from onnxruntime.quantization.onnx_model import ONNXModel
-from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from fleetbert import bundle as bundles
 from fleetbert.compression import token_scales
@@ -96,7 +95,6 @@ def prepare(work: Work) -> Ready:
 
 def fold(path: Path) -> None:
     """Write the ONNX file `path` anew, as ONNX Runtime's tool reads it."""
-    quant_pre_process(str(path), str(path), skip_symbolic_shape=True)
     model = ONNXModel(onnx_format.load(str(path)))
     model.replace_gemm_with_matmul()  # the dynamic form does, under other names; static takes none
     model.save_model_to_file(str(path))
