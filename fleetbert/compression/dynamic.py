@@ -23,7 +23,7 @@ from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.mul import to_mul
 from fleetbert.graph.program import ProgramDesc
-from fleetbert.graph.weights import Quantized, largest, quantize
+from fleetbert.graph.weights import Quantized, largest_integer, quantize
 
 
 def prepare(work: Work) -> Ready:
@@ -85,7 +85,7 @@ def quantize_weights(origin: Source, bits: int = 8, skip: Sequence[str] = ()) ->
         name = programs.argument(op.inputs, "Y") if op.type == "mul" else ""
         if name in arrays and arrays[name].dtype != np.float32:
             steps = programs.attribute(op, f"{name}_quant_scale").floats
-            scales = weight_scales(steps, largest(bits), origin.arrays[name])
+            scales = weight_scales(steps, largest_integer(bits), origin.arrays[name])
             integers[name] = Quantized(arrays.pop(name), scales, 1)
     for name in programs.embedding_tables(program):
         if name not in skip:

@@ -32,13 +32,13 @@ from fleetbert.compression.texts import Feeds, draw, feeds
 from fleetbert.compression.work import Ready, Source, Work
 from fleetbert.graph import smooth as graph
 from fleetbert.graph import split as units
-from fleetbert.graph.weights import largest, quantize
+from fleetbert.graph.weights import largest_integer, quantize
 from fleetbert.models.layers import linear
 
 # Learned thresholds change by this many times the rate of weights: in units of their own logarithm,
 # of which weights' rates would move them by a thousandth in an epoch.
 RATE = 100.0
-LEVELS = largest(8)
+LEVELS = largest_integer(8)
 ACTIVATIONS: Mapping[str, Callable[[paddle.Tensor], paddle.Tensor]] = {
     units.RELU: F.relu,
     "gelu_erf": F.gelu,

@@ -105,7 +105,7 @@ def _rows(table: Table, ids: np.ndarray) -> np.ndarray:
         rows = table.take(ids, 0)
         return bfloat16.widened(rows) if rows.dtype == np.uint16 else rows
     integers = table.integers.take(ids, 0)
-    step = table.scales.take(ids) / np.float32(weights.largest(8 * integers.itemsize))
+    step = table.scales.take(ids) / np.float32(weights.largest_integer(8 * integers.itemsize))
     return integers.astype(np.float32) * step[..., None]  # bit by bit as `weights.widen`
 
 

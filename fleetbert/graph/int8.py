@@ -22,7 +22,7 @@ import numpy as np
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import FIRST
 from fleetbert.graph.program import OpDesc, ProgramDesc, VarType
-from fleetbert.graph.weights import Quantized, largest
+from fleetbert.graph.weights import Quantized, largest_integer
 
 INT8 = "@int8"  # after the name of a variable: the same in int8
 
@@ -108,7 +108,7 @@ def weight_steps(cpuinfo: str) -> int:
     largest. With weights of up to 64, 2 * 255 * 64 just fits (Intel's guide on int8 without VNNI
     advises the same). They lose one of 8 bits for it.
     """
-    return largest(8) if "avx512_vnni" in cpuinfo.split() else 64
+    return largest_integer(8) if "avx512_vnni" in cpuinfo.split() else 64
 
 
 def limit_weights(program: ProgramDesc, steps: int) -> ProgramDesc:
@@ -117,13 +117,15 @@ def limit_weights(program: ProgramDesc, steps: int) -> ProgramDesc:
     for op in linear_layers(program):
         if programs.has_attribute(op, "Scale_weights"):
             scales = programs.attribute(op, "Scale_weights").floats
-            programs.set_attributes(op, Scale_weights=[s * steps / largest(8) for s in scales])
+            programs.set_attributes(
+                op, Scale_weights=[s * steps / largest_integer(8) for s in scales]
+            )
     return program
 
 
 def round_input(x: np.ndarray, threshold: float) -> np.ndarray:
     """The float32 values that the layer computes with for its input x: x8 * t / 127."""
-    step = np.float32(threshold / largest(8))
+    step = np.float32(threshold / largest_integer(8))
     return np.clip(np.rint(x / step), -128, 127).astype(np.float32) * step
 
 
@@ -132,9 +134,9 @@ def simulate(x: np.ndarray, threshold: float, weight: Quantized) -> np.ndarray:
     module's text."""
     x8 = np.clip(np.rint(x.astype(np.float32) * np.float32(_steps(threshold))), -128, 127)
     product = x8.astype(np.float64) @ weight.integers.astype(np.float64)
-    scales = weight.scales.astype(np.float64) / largest(8)
-    return (product * (threshold / largest(8)) * scales).astype(np.float32)
+    scales = weight.scales.astype(np.float64) / largest_integer(8)
+    return (product * (threshold / largest_integer(8)) * scales).astype(np.float32)
 
 
 def _steps(threshold: float) -> float:
-    return largest(8) / threshold
+    return largest_integer(8) / threshold

@@ -55,7 +55,7 @@ def quantize(weight: np.ndarray, axis: int, bits: int = 8) -> Quantized:
     """Round a float32 matrix to integers, symmetrically and channel by channel along `axis`."""
     others = tuple(number for number in range(weight.ndim) if number != axis)
     scales = np.maximum(np.abs(weight).max(others), np.float32(1e-8))
-    steps = largest(bits)
+    steps = largest_integer(bits)
     integers = np.rint(weight / _along(scales, axis, weight.ndim) * np.float32(steps))
     return Quantized(integers.astype(f"int{bits}"), scales.astype(np.float32), axis)
 
@@ -63,11 +63,11 @@ def quantize(weight: np.ndarray, axis: int, bits: int = 8) -> Quantized:
 def widen(quantized: Quantized) -> np.ndarray:
     """The float32 values that the integers stand for."""
     integers, scales, axis = quantized
-    step = scales / np.float32(largest(8 * integers.itemsize))
+    step = scales / np.float32(largest_integer(8 * integers.itemsize))
     return integers.astype(np.float32) * _along(step, axis, integers.ndim)
 
 
-def largest(bits: int) -> int:
+def largest_integer(bits: int) -> int:
     """The integer that a channel's largest magnitude becomes: 127 for 8 bits."""
     return 2 ** (bits - 1) - 1
 
