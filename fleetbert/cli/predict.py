@@ -36,9 +36,9 @@ Answer texts: one line of JSON for each line of input, in its order.
 Input is JSONL ({"text_a": ...} or {"text": ...}, pairs also "text_b"; the answer repeats an "id"),
 TSV or CSV with a header that names text_a (or text, or --text-column), or one text per line (pairs:
 two texts with a tab between them). The file name's ending decides which, else the first line does.
-The answer to an invalid line is {"error": ...}; the exit code is then 0 too. A record whose quoted
-fields hold line ends gets one answer. --abstain 0.8 answers null where no label has a probability
-of 0.8.
+The answer to an invalid line is {"error": ...}; the exit code is 2 only where no line of the input
+could be answered. A record whose quoted fields hold line ends gets one answer. --abstain 0.8
+answers null where no label has a probability of 0.8.
 
 A folder, an address such as s3://bucket/texts, and a file of Parquet or Arrow are read as tables.
 Each file gets a Parquet file in --output, with the answers beside the columns. A run that was
@@ -166,6 +166,13 @@ def run(arguments: argparse.Namespace) -> None:
                 lines += counts.lines
                 failed += counts.errors
                 cut += counts.truncated
+    if not lines:
+        log.warning(f"--input {arguments.input} has no lines to answer")
+    elif failed == lines:
+        raise UserError(
+            f"--input {arguments.input}: none of its {lines} lines could be answered; see their "
+            "error"
+        )
     if failed:
         log.warning(f"{failed} of {lines} lines could not be answered: see their error")
     if least is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import posixpath
 from contextlib import closing, suppress
 from typing import Callable, Generator, Iterator, Mapping, NamedTuple, Sequence
@@ -23,6 +24,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.core.progress import bar
 from fleetbert.scoring.places import Place, explained, open_dataset
 from fleetbert.scoring.plan import (
+    ERRORS,
     UNFINISHED,
     Answered,
     Plan,
@@ -31,6 +33,8 @@ from fleetbert.scoring.plan import (
     read_footer,
 )
 from fleetbert.scoring.scorer import WINDOW, Scorer
+
+log = logging.getLogger(__name__)
 
 
 class Counts(NamedTuple):
@@ -58,8 +62,9 @@ def score(
     shard: (number, count): of every `count` files the one with this number. runner: answers the
     files elsewhere than in this process.
 
-    Raises UserError where there is nothing to read, a file lacks a column, a file changes while it
-    is read, or `target` holds another job's output.
+    A warning says that there are no rows. Raises UserError where there are no files, a file lacks a
+    column, a file changes while it is read, `target` holds another job's output, or none of the
+    rows, also those of earlier runs, could be answered.
     """
     data, base = open_dataset(source)
     fragments = _fragments(data, where or {})
@@ -67,7 +72,9 @@ def score(
     mine = sorted(fragments, key=lambda fragment: fragment.path)[shard[0] :: shard[1]]
     plans = [Plan(fragment, scorer, source, target, base, keep, where, job) for fragment in mine]
     _check_target(source, target, {plan.output for plan in plans}, job)
-    waiting = [plan for plan in plans if not plan.is_done()]
+    waiting, done = [], []
+    for plan in plans:
+        (done if plan.is_done() else waiting).append(plan)
     rows = faults = 0
     if waiting:
         counts = (runner or in_turn)(waiting)
@@ -78,7 +85,16 @@ def score(
                     progress.update(read)
         finally:
             _remove_unfinished(waiting)
-    return Counts(rows, faults, len(waiting), len(plans) - len(waiting))
+    if rows == faults and not any(plan.has_answers() for plan in done):
+        if faults or any(plan.has_errors() for plan in done):
+            raise UserError(
+                f"--input {source.name}: none of its rows could be answered; see "
+                f"{target.name}/{ERRORS}"
+            )
+        conditions = "".join(f" --where {name}={value}" for name, value in (where or {}).items())
+        part = conditions if shard == (0, 1) else f"{conditions} --shard {shard[0]}/{shard[1]}"
+        log.warning(f"--input {source.name}{part} has no rows to answer")
+    return Counts(rows, faults, len(waiting), len(done))
 
 
 # Answers files, and gives (rows, those without an answer) whenever some are answered.

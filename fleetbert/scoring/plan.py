@@ -93,6 +93,18 @@ class Plan:
             )
         raise of_another_job(self.output)
 
+    def has_answers(self) -> bool:
+        """Whether the output, which `is_done`, has rows."""
+        with explained(self.output), self.target.files.open_input_file(self.output) as stream:
+            rows: int = pq.read_metadata(stream).num_rows
+            return rows > 0
+
+    def has_errors(self) -> bool:
+        """Whether rows could not be answered."""
+        with explained(self.errors):
+            info = self.target.files.get_file_info(self.errors)
+            return info.type != fs.FileType.NotFound
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows to answer, of the columns that are read."""
         hint = "; mend it, or move it out of the folder"

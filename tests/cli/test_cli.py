@@ -140,6 +140,26 @@ def test_predict_abstains_where_no_label_is_likely(fleetbert, tiny_bundle):
     assert f"{sure.count(False)} of 21 lines have no label of probability 0.5 or more" in err
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "sentence"),
+    [
+        ("", 0, "questions.txt has no lines to answer"),
+        ("\n \n", 2, "questions.txt: none of its 2 lines could be answered; see their error"),
+        ("\nword1\n", 0, "1 of 2 lines could not be answered: see their error"),
+    ],
+)
+def test_predict_fails_where_no_line_is_answered(
+    fleetbert, tiny_bundle, tmp_path, text, code, sentence
+):
+    questions, output = tmp_path / "questions.txt", tmp_path / "answers.jsonl"
+    questions.write_text(text)
+    words = ["predict", "--bundle", tiny_bundle, "--input", questions, "--output", output]
+    ended, _, err = fleetbert(*words)
+    assert (ended, sentence in err) == (code, True)
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert ["error" in line for line in answers] == [not line.strip() for line in text.splitlines()]
+
+
 def test_predict_reads_what_the_files_ending_says(fleetbert, tiny_bundle, tmp_path):
     answers = {}
     for name, text in [

@@ -149,6 +149,22 @@ def test_rows_without_a_text_go_to_a_folder_of_their_own(predict, tmp_path):
     assert [path.name for path in (tmp_path / "out").rglob("*.*")] == ["a.parquet"]
 
 
+def test_a_run_that_answers_no_row_says_so(predict, texts, tmp_path):
+    for options in (["--where", "lang=fr"], ["--where", "id=99", "--shard", "0/4"]):
+        for _ in range(2):
+            code, err = predict(*options, output=tmp_path / options[1])
+            assert code == 0 and f"{texts} {' '.join(options)} has no rows to answer" in err
+    for path in texts.rglob("*.parquet"):
+        write(path, pa.table({"text": pa.array([None, " "], pa.string())}))
+    for _ in range(2):  # a scheduler may start it again
+        code, err = predict()
+        sentence = f"error: --input {texts}: none of its rows could be answered; see {tmp_path}/out"
+        assert code == 2 and f"{sentence}/_errors" in err
+    assert len(list((tmp_path / "out" / "_errors").rglob("*.jsonl"))) == 3
+    write(texts / "lang=fr" / "a.parquet", table_of(0))
+    assert predict()[0] == 0
+
+
 def test_a_column_may_be_empty_where_its_file_begins(predict, tmp_path):
     nulls = '{"text": null}\n' * 80_000  # more than the block that tells the types of columns
     make(tmp_path / "in" / "a.jsonl").write_text(nulls + '{"text": "word1"}\n')

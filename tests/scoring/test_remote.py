@@ -37,6 +37,13 @@ def test_the_output_is_that_of_one_process(score, tmp_path):
     assert names == {"a.parquet", "b.parquet", "b.jsonl"}
 
 
+def test_no_row_that_a_worker_could_answer_is_an_error(score, tmp_path):
+    for path in (tmp_path / "in").rglob("*.parquet"):
+        pq.write_table(pa.table({"id": [1], "text": [" "]}), path)
+    with pytest.raises(fleetbert.UserError, match="none of its rows could be answered"):
+        score()
+
+
 def test_what_killed_workers_have_left_is_removed(score, tmp_path):
     left = tmp_path / "out" / ".0123.a.parquet.part"
     others = tmp_path / "out" / ".0123.another.parquet.part"  # another shard's
