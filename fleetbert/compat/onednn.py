@@ -7,6 +7,7 @@ whatever the operands are.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, Union
 
 import numpy as np
@@ -15,7 +16,14 @@ import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
 from fleetbert.compat import onednn_primitives as primitives
-from fleetbert.compat.onednn_primitives import BFLOAT16, BYTES, FLOAT32, Applied, Function, View
+from fleetbert.compat.onednn_primitives import (
+    BFLOAT16,
+    BYTES,
+    FLOAT32,
+    Applied,
+    Function,
+    View,
+)
 
 DTYPES = {
     np.dtype(np.uint16): BFLOAT16,
@@ -25,8 +33,14 @@ DTYPES = {
 }
 # Of functions of single elements, and what follows a product.
 RELU, TANH, GELU_TANH, SWISH, GELU = 0x20, 0x21, 0x2B, 0x2C, 0x31
-ADD, MULTIPLY = 0x1FFF0, 0x1FFF1
+SQRT, POWER = 0x25, 0x30
+ADD, MULTIPLY, MAXIMUM = 0x1FFF0, 0x1FFF1, 0x1FFF2
 Array = Union[np.ndarray, paddle.Tensor]
+
+
+def is_there() -> bool:
+    """Whether this Paddle carries oneDNN: its wheels for ARM do not."""
+    return primitives.LIBRARY.exists()
 
 
 def view(array: Array, *dims: int) -> View:
@@ -36,27 +50,51 @@ def view(array: Array, *dims: int) -> View:
     for elements that lie otherwise.
     """
     if isinstance(array, np.ndarray):
-        address, together = array.ctypes.data, array.flags.c_contiguous
+        address, together = array.__array_interface__["data"][0], array.flags.c_contiguous
     else:
         address, together = array.data_ptr(), array.is_contiguous()
     if not together:
         raise ValueError(f"an array of {array.shape} whose elements do not lie together")
     kind = DTYPES[array.dtype]
     dims = dims or tuple(array.shape)
+    return View(address, dims, _strides(dims), kind)
+
+
+@functools.lru_cache(1024)
+def _strides(dims: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(dims):
         strides.append(step)
         step *= size
-    return View(address, dims, tuple(reversed(strides)), kind)
+    return tuple(reversed(strides))
+
+
+def array(tensor: paddle.Tensor, *dims: int) -> np.ndarray:
+    """The memory of a contiguous float32 tensor as an array of NumPy's, which keeps the tensor."""
+    return np.asarray(_Memory(tensor, dims))
+
+
+class _Memory:
+    def __init__(self, tensor: paddle.Tensor, dims: tuple[int, ...]):
+        self._tensor = tensor
+        address = view(tensor, *dims).address
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": np.dtype(np.float32).str,
+            "shape": dims,
+            "data": (address, False),
+        }
 
 
 class PostOp(NamedTuple):
-    """What follows a product: `algorithm` is ADD or MULTIPLY with `other`, which may have 1 in
-    place of a size, or LINEAR, by `factor`."""
+    """What follows another operation: `algorithm` is ADD or MULTIPLY with `other`, which may have 1
+    in place of a size; LINEAR, factor x + shift; SQRT; POWER, factor x ** shift; or SUM, which adds
+    `factor` times what was at the place of the outcome."""
 
     algorithm: int
     other: View | None = None
     factor: float = 1.0
+    shift: float = 0.0
 
 
 def linear(x: View, weight: View, bias: View | None, out: View, factor: float = 1.0) -> None:
@@ -72,14 +110,14 @@ def linear(x: View, weight: View, bias: View | None, out: View, factor: float = 
 def multiply_add(a: View, b: View, out: View, factor: float = 1.0, add: bool = False) -> None:
     """out (m, n) float32 = a (m, k) b (k, n) factor, added to what is there where asked to.
 
-    Of matrices in bfloat16, whatever their sizes; either may be `turned`.
+    Whatever the sizes of the matrices; either may be `turned`.
     """
     (m, k), n = a.dims, b.dims[1]
     turned = [of.strides[1] != 1 for of in (a, b)]
     steps = [of.strides[0] if of.strides[1] == 1 else of.strides[1] for of in (a, b, out)]
     letters = [b"T" if of else b"N" for of in turned]
     sizes = m, n, k, factor, a.address, steps[0], b.address, steps[1], float(add)
-    primitives.check("gemm_bf16bf16f32", *letters, *sizes, out.address, steps[2])
+    primitives.check(primitives.PRODUCTS[a.kind], *letters, *sizes, out.address, steps[2])
 
 
 def matmul(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
@@ -88,7 +126,7 @@ def matmul(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
 
 
 def _steps(then: tuple[PostOp, ...]) -> tuple[Applied, ...]:
-    return tuple((t.algorithm, t.other and t.other.layout, t.factor) for t in then)
+    return tuple((t.algorithm, t.other and t.other.layout, t.factor, t.shift) for t in then)
 
 
 def _others(then: tuple[PostOp, ...]) -> list[View]:
@@ -109,6 +147,13 @@ def multiply(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None
 def add(a: View, b: View, out: View) -> None:
     """Add element by element."""
     primitives.elements(ADD, a.layout, b.layout, out.layout, ())(a, b, out)
+
+
+def apply(x: View, then: tuple[PostOp, ...], out: View) -> None:
+    """Apply `then` to each element."""
+    steps = _steps(then)
+    # The maximum of an element and itself.
+    primitives.elements(MAXIMUM, x.layout, x.layout, out.layout, steps)(x, x, out, *_others(then))
 
 
 def activate(function: Function, x: View, out: View) -> None:

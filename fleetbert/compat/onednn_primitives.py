@@ -19,8 +19,10 @@ from typing import Callable, NamedTuple, Optional, Tuple
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
+LIBRARY = Path(paddle.__file__).parent / "libs" / "libdnnl.so.3"
 BFLOAT16, FLOAT32, BYTES = 2, 3, 6  # data types
 LINEAR = 0x26  # a function of single elements: its factor times the element
+SUM = -1  # what was there before, times the factor; no number of oneDNN's
 RUNTIME_DIM = -(1 << 63)  # a size that is told with the memory
 SOFTMAX = 0x30000
 FORWARD, BACKWARD = 64, 128
@@ -30,13 +32,15 @@ SRC, SRC_1, DST, WEIGHTS, BIAS = 1, 2, 17, 33, 41
 MEAN, VARIANCE, SCALE, SHIFT = 49, 50, 51, 52
 DIFF_SRC, DIFF_DST, DIFF_SCALE, DIFF_SHIFT = 129, 145, 255, 256
 POST_OP = 32768
+# Of matrices with the elements of this type, into float32.
+PRODUCTS = {BFLOAT16: "gemm_bf16bf16f32", FLOAT32: "sgemm"}
 # Calls of each kind that are kept. A batch's length and number of rows make six products of heads,
 # 2.5 MB of code, which take some 10 ms to make: those of 64 are. oneDNN keeps about as many again.
 KEPT = 384
 
 Function = Tuple[int, float]  # one of single elements, and its alpha
 Layout = Tuple[Tuple[int, ...], Tuple[int, ...], int]  # dims, strides in elements, data type
-Applied = Tuple[int, Optional[Layout], float]  # a `PostOp`, wherever its other array lies
+Applied = Tuple[int, Optional[Layout], float, float]  # a `PostOp`, wherever its other array lies
 
 
 class View(NamedTuple):
@@ -117,9 +121,11 @@ def _attributes(then: tuple[Applied, ...]) -> tuple[_Owned | None, list[tuple[in
     if not then:
         return None, []
     attributes, steps, others = _Owned("primitive_attr"), _Owned("post_ops"), []
-    for number, (algorithm, other, factor) in enumerate(then, 1):
-        if other is None:
-            check("post_ops_append_eltwise", steps, algorithm, factor, 0.0)
+    for number, (algorithm, other, factor, shift) in enumerate(then, 1):
+        if algorithm == SUM:
+            check("post_ops_append_sum", steps, factor, 0, 0)
+        elif other is None:
+            check("post_ops_append_eltwise", steps, algorithm, factor, shift)
         else:
             check("post_ops_append_binary", steps, algorithm, _described(other))
             others.append((POST_OP * number | SRC_1, other))
@@ -140,7 +146,7 @@ def _of_any_rows(
     inside: int, outside: int, weight: Layout, bias: Layout | None, x: int, out: int, factor: float
 ) -> _Owned:
     rows = [((RUNTIME_DIM, n), (n, 1), kind) for n, kind in ((inside, x), (outside, out))]
-    attributes, _ = _attributes(() if factor == 1 else ((LINEAR, None, factor),))
+    attributes, _ = _attributes(() if factor == 1 else ((LINEAR, None, factor, 0.0),))
     return _primitive(_descriptor("matmul", rows[0], weight, bias, rows[1], attributes))
 
 
@@ -244,8 +250,9 @@ _TYPES = {
     "post_ops_destroy": "p",
     "post_ops_append_eltwise": "piff",
     "post_ops_append_binary": "pip",
+    "post_ops_append_sum": "pfii",
     "primitive_desc_destroy": "p",
-    "gemm_bf16bf16f32": "cclllfplplfpl",
+    **dict.fromkeys(PRODUCTS.values(), "cclllfplplfpl"),
     "binary_primitive_desc_create": "ipppp",
     "eltwise_forward_primitive_desc_create": "iippffp",
     "eltwise_backward_primitive_desc_create": "ipppffpp",
@@ -259,7 +266,7 @@ _TYPES = {
 
 @functools.lru_cache(None)
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libdnnl.so.3"))
+    library = ctypes.CDLL(str(LIBRARY))
     for name, letters in _TYPES.items():
         if name.endswith("primitive_desc_create"):
             letters = "pp" + letters

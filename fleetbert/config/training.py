@@ -267,7 +267,7 @@ class Trainer(Section):
     compile: bool = key(
         False,
         "train through paddle.jit.to_static, with CINN where Paddle has it; on a CPU this switches "
-        "off the faster layers of fleetbert/models/cpu.py",
+        "off the faster layers of fleetbert/models/fused.py",
     )
 
 

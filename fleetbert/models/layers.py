@@ -1,6 +1,6 @@
 """The layers that networks are built of: Paddle's, which compute with functions that may change.
 
-In the steps of a training on a CPU these are `models.cpu`'s or `models.bfloat16`'s, see `during`.
+In the steps of a training on a CPU these are `models.fused`'s, see `during`.
 Evaluation, export and other devices have Paddle's own. Which they are is no condition in a
 forward: `paddle.jit` would make it one of the program. Hidden states: (rows, length, hidden).
 """

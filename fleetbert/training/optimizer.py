@@ -14,6 +14,7 @@ from paddle.regularizer import L2Decay
 
 from fleetbert import config as schema
 from fleetbert.compat import training
+from fleetbert.compat.adamw import AdamW
 
 # Each parameter and its gradient, if it has one.
 Gradients = List[Tuple[paddle.Tensor, paddle.Tensor]]
@@ -110,7 +111,7 @@ def _make(
             lamb_weight_decay=decay,
             exclude_from_weight_decay_fn=lambda parameter: parameter.name in spared,
         )
-    return paddle.optimizer.AdamW(
+    return AdamW(
         **shared, weight_decay=decay, apply_decay_param_fun=lambda name: name not in spared
     )
 

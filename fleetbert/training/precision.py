@@ -11,9 +11,9 @@ from paddle import nn
 from paddle.optimizer import Optimizer
 
 from fleetbert import config as schema
-from fleetbert.compat import processor, training
+from fleetbert.compat import onednn, processor, training
 from fleetbert.core.errors import UserError
-from fleetbert.models import bfloat16, cpu, layers
+from fleetbert.models import fused, layers
 
 # The scaler's state for JSON.
 Counts = Dict[str, object]
@@ -42,9 +42,10 @@ def choose(settings: schema.Precision, device: str, float32: str | None = None) 
         raise UserError(f"precision.level: {settings.level} {missing}")
     if settings.level != "O0":
         _check_lists(settings, device)
-    if device != "cpu":
+    if device != "cpu" or not onednn.is_there():
         return Precision(settings)
-    return Precision(settings, cpu.Functions() if settings.level == "O0" else bfloat16.Functions())
+    kind = fused.FLOAT32 if settings.level == "O0" else fused.BFLOAT16
+    return Precision(settings, fused.Functions(kind))
 
 
 def fixed(settings: schema.Precision) -> schema.Precision:
@@ -80,7 +81,7 @@ def _check_lists(settings: schema.Precision, device: str) -> None:
 
 def _missing(level: str, dtype: str, device: str, float32: str | None) -> str | None:
     """Why O1 or O2 cannot be had in this type, for a sentence; None where it can. As in
-    Paddle's `amp/auto_cast.py`, and on a CPU as `models.bfloat16`."""
+    Paddle's `amp/auto_cast.py`, and on a CPU as `models.fused`."""
     instead = "; choose O0, or auto, which takes O1 where the device has it"
     if device == "cpu":
         if not processor.bfloat16():
@@ -117,7 +118,8 @@ def named(level: str, dtype: str) -> str:
 class Precision:
     """How the steps compute: a context for the forward pass, and the scaler of the loss.
 
-    functions: on a CPU; what `models.layers` compute with in training steps, instead of AMP.
+    functions: on a CPU with oneDNN; what `models.layers` compute with in training steps, instead of
+    AMP.
     """
 
     def __init__(self, settings: schema.Precision, functions: layers.Functions | None = None):

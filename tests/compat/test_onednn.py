@@ -84,34 +84,38 @@ def test_products(kind, sizes, turns, more):
     np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-4)
 
 
-@needs_bfloat16
+@pytest.mark.parametrize(
+    ("kind", "into"),
+    [
+        (np.float32, np.float32),
+        pytest.param(np.uint16, np.float32, marks=needs_bfloat16),
+        pytest.param(np.uint16, np.uint16, marks=needs_bfloat16),
+    ],
+)
 @settings(max_examples=60, deadline=None)
-@given(
-    sizes=SIZES, turn=st.booleans(), biased=st.booleans(), factor=FACTORS,
-    kind=st.sampled_from([np.float32, np.uint16]),
-)  # fmt: skip
-def test_linear_layers_of_any_number_of_rows(sizes, turn, biased, factor, kind):
+@given(sizes=SIZES, turn=st.booleans(), biased=st.booleans(), factor=FACTORS)
+def test_linear_layers_of_any_number_of_rows(kind, into, sizes, turn, biased, factor):
     rows, k, n = sizes
-    x, exact_x = operand(np.uint16, rows, k, seed=1)
-    _weight, weight, exact = turnable(np.uint16, k, n, turn, seed=2)
-    bias, out = normal(n), np.empty((rows, n), kind)
+    x, exact_x = operand(kind, rows, k, seed=1)
+    _weight, weight, exact = turnable(kind, k, n, turn, seed=2)
+    bias, out = normal(n), np.empty((rows, n), into)
     onednn.linear(view(x), weight, view(bias, 1, n) if biased else None, view(out), factor)
     expected = (exact_x @ exact + bias * biased) * factor
-    if kind == np.uint16:
+    if into == np.uint16:
         np.testing.assert_allclose(widened(out), expected, rtol=ROUNDING, atol=1e-4)
     else:
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-4)
 
 
-@needs_bfloat16
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=SIZES, turns=st.tuples(st.booleans(), st.booleans()), factor=FACTORS, add=st.booleans()
 )  # fmt: skip
-def test_products_that_are_added(sizes, turns, factor, add):
+def test_products_that_are_added(kind, sizes, turns, factor, add):
     m, k, n = sizes
-    _a, a, exact_a = turnable(np.uint16, m, k, turns[0], seed=1)
-    _b, b, exact_b = turnable(np.uint16, k, n, turns[1], seed=2)
+    _a, a, exact_a = turnable(kind, m, k, turns[0], seed=1)
+    _b, b, exact_b = turnable(kind, k, n, turns[1], seed=2)
     out = normal(m, n, seed=3)
     exact = exact_a @ exact_b * factor + out * add
     onednn.multiply_add(a, b, view(out), factor, add)

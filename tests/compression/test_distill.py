@@ -24,7 +24,7 @@ from fleetbert.compression.distill import student, teacher
 from fleetbert.compression.distill.theseus import Theseus
 from fleetbert.core.errors import UserError
 from fleetbert.engines import answer
-from fleetbert.models import bfloat16, layers
+from fleetbert.models import fused, layers
 from fleetbert.training.job import train
 from fleetbert.training.strategies.single import Single
 
@@ -319,7 +319,7 @@ def test_student_and_teacher_compute_in_bfloat16(make, tmp_path):
     task = open_task(student.Student, job)
     (part,) = first_step(task)
     own = task._teach(part).numpy()
-    with layers.during(bfloat16.Functions()):
+    with layers.during(fused.Functions(fused.BFLOAT16)):
         mixed = task._teach(part).numpy()
     np.testing.assert_allclose(mixed, own, atol=0.03 * np.abs(own).max())
     assert not np.array_equal(mixed, own)

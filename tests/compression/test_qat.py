@@ -26,7 +26,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
-from fleetbert.models import bfloat16, cpu, layers
+from fleetbert.models import fused, layers
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 
@@ -204,9 +204,9 @@ def test_rows_of_embeddings_are_rounded_as_they_are_stored():
 
 @pytest.mark.parametrize("how", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 def test_fast_layers_give_the_same_gradients(how, monkeypatch):
-    monkeypatch.setattr(bfloat16, "SMALLEST", 1)
+    monkeypatch.setattr(fused, "SMALLEST", 1)
     found = []
-    fast = cpu.Functions() if how == "float32" else bfloat16.Functions()
+    fast = fused.Functions(fused.FLOAT32 if how == "float32" else fused.BFLOAT16)
     for functions in (layers.Functions(), fast):
         network, layer = quantized_linear(24, 40, 1.0)
         network.train()

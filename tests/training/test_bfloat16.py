@@ -8,10 +8,11 @@ import tiny_job
 from halves import needs_bfloat16
 
 from fleetbert import config
-from fleetbert.compat import processor
+from fleetbert.compat import onednn_primitives, processor
 from fleetbert.compression.distill.theseus import Theseus
 from fleetbert.core.errors import UserError
-from fleetbert.models import bfloat16
+from fleetbert.models import fused
+from fleetbert.models.fused import BFLOAT16, FLOAT32
 from fleetbert.training import loop, precision
 
 MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
@@ -34,7 +35,7 @@ class TestChoice:
         has(does)
         chosen = precision.choose(config.Precision(level="auto", dtype=dtype), "cpu")
         assert chosen.settings.level == level
-        assert isinstance(chosen.functions, bfloat16.Functions) == (level == "O1")
+        assert chosen.functions.kind == (BFLOAT16 if level == "O1" else FLOAT32)
         assert not chosen.mixed  # Paddle's AMP, which only warns
         assert chosen.scale == 1.0
 
@@ -57,6 +58,16 @@ class TestChoice:
         settings = config.Precision(level="O1", dtype="bfloat16")
         with pytest.raises(UserError, match=r"bfloat16 on the device npu \(.*float16 works\)"):
             precision.choose(settings, "npu")
+
+    def test_paddles_own_layers_train_without_onednn(self, trainer, tmp_path, monkeypatch):
+        """As on ARM, whose wheels carry none."""
+        changes = {**NO_DROPOUT, "trainer.max_steps": 3}
+        trainer(tmp_path / "with", changes)
+        monkeypatch.setattr(onednn_primitives, "LIBRARY", tmp_path / "none.so")
+        monkeypatch.setattr(fused.FeedForward, "apply", None)
+        trainer(tmp_path / "without", changes)
+        found, exact = (tiny_job.losses(tmp_path / name) for name in ("with", "without"))
+        assert found == pytest.approx(exact, abs=1e-5)
 
     def test_lists_are_of_paddles_amp(self, has):
         has(True)

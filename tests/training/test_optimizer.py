@@ -8,6 +8,7 @@ import pytest
 import tiny_job
 
 from fleetbert import config
+from fleetbert.compat import adamw, onednn
 from fleetbert.models import task_heads
 from fleetbert.models.bert import BertConfig
 from fleetbert.training import optimizer
@@ -129,7 +130,7 @@ def test_steps_are_those_of_numpy(name, max_grad_norm):
         "momentum": 0.8, "lars_coeff": 0.5,
     }  # fmt: skip
     net = network()
-    adamw, schedule = optimizer.build(config.Optimizer(**settings), net, STEPS)
+    chosen, schedule = optimizer.build(config.Optimizer(**settings), net, STEPS)
     named = dict(net.named_parameters())
     weights = {name: p.numpy().astype(np.float64) for name, p in named.items()}
     spared = {name for name, p in named.items() if len(p.shape) == 1}
@@ -144,8 +145,8 @@ def test_steps_are_those_of_numpy(name, max_grad_norm):
             for name, p in named.items()
         )
         loss.backward()
-        adamw.step()
-        adamw.clear_grad()
+        chosen.step()
+        chosen.clear_grad()
         schedule.step()
         reference.step(gradients)
     for name, p in named.items():
@@ -153,6 +154,15 @@ def test_steps_are_those_of_numpy(name, max_grad_norm):
     before = network().parameters()
     moved = max((p - was).abs().max().item() for p, was in zip(net.parameters(), before))
     assert moved > 0.05
+
+
+@pytest.mark.skipif(not onednn.is_there(), reason="this Paddle carries no oneDNN")
+def test_large_weights_are_moved_by_onednn(monkeypatch):
+    monkeypatch.setattr(adamw, "SMALLEST", 1)
+    monkeypatch.setattr(adamw, "PIECE", 37)
+    monkeypatch.setattr(paddle.optimizer.AdamW, "_append_optimize_op", None)
+    test_steps_are_those_of_numpy("adamw", 0.05)
+    test_lower_layers_learn_more_slowly("adamw")
 
 
 @pytest.mark.parametrize("name", ["sgd", *REFERENCES])

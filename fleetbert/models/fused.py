@@ -1,19 +1,22 @@
-"""Mixed precision on a CPU: an encoder's layers with products in bfloat16, by oneDNN.
+"""The layers of training steps on a CPU: blocks written out forward and backward, by oneDNN.
 
-Paddle's own AMP does nothing on a CPU. Here a layer of the encoder is two blocks, attention and
-feed-forward, each with its dropout, residual and LayerNorm (Vaswani et al. 2017), written out
-forward and backward. What is multiplied is rounded to bfloat16, and so is what the backward needs
-again; sums, softmax, LayerNorm, the residual and all that an optimizer sees are float32
-(Micikevicius et al. 2018; Kalamkar et al. 2019). It has float32's range, so no loss is scaled.
+Paddle's CPU kernels for training run on one thread, many of them slowly, and its AMP does nothing
+on a CPU. Here a layer of the encoder is two blocks, attention and feed-forward, each with its
+dropout, residual and LayerNorm (Vaswani et al. 2017). What is multiplied has one element type,
+float32 or bfloat16, and so has what the backward needs again: in float32 it is viewed where it
+lies, for bfloat16 it is rounded. Sums, softmax, LayerNorm, the residual and all that an optimizer
+sees are float32 (Micikevicius et al. 2018; Kalamkar et al. 2019). bfloat16 has float32's range, so
+no loss is scaled.
 
-Linear layers outside of these blocks are multiplied so too where they are large. All else,
-evaluation and export stay float32. On processors without bfloat16 products oneDNN
-emulates them, slowly: `train.precision` asks first.
+Linear layers and norms outside of these blocks are computed so too; in bfloat16, linear layers
+where they are large. All else, evaluation and export are Paddle's own. On processors without
+bfloat16 products oneDNN emulates them, slowly: `train.precision` asks first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, NamedTuple
+import math
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 import numpy as np
 import paddle
@@ -24,7 +27,7 @@ from paddle.autograd import PyLayer, PyLayerContext
 from fleetbert.compat import onednn
 from fleetbert.compat.onednn import ADD, MULTIPLY, PostOp, matmul, view
 from fleetbert.compat.onednn_primitives import LINEAR, View
-from fleetbert.models import activations, cpu, layers
+from fleetbert.models import activations, layers
 
 if TYPE_CHECKING:
     from fleetbert.models.bert import EncoderLayer
@@ -40,19 +43,32 @@ FUNCTIONS: dict[Callable, tuple[int, float]] = {
 }
 
 
+# Element types of products. NumPy has no bfloat16: arrays of it are of uint16.
+FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(np.uint16)
 # Multiplications of a linear layer outside of the blocks below which rounding its operands costs
 # more than bfloat16 gains.
 SMALLEST = 1 << 22
 
 
-class Functions(cpu.Functions):
+class Functions(layers.Functions):
     """For the forward of training steps. The parts of an encoder's layer are not called then, nor
-    are hooks of theirs."""
+    are hooks of theirs.
+
+    kind: the element type of products.
+    """
+
+    def __init__(self, kind: np.dtype):
+        self.kind = kind
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        if x.size * weight.shape[1] < SMALLEST:
-            return super().linear(x, weight, bias)
-        return Linear.apply(x, weight, bias)
+        small = x.size * weight.shape[1] < SMALLEST
+        return Linear.apply(x, weight, bias, FLOAT32 if small else self.kind)
+
+    def layer_norm(self, layer: layers.LayerNorm, x: Tensor) -> Tensor:
+        return LayerNorm.apply(x, layer.weight, layer.bias, layer._epsilon)
+
+    def dropout(self, layer: layers.Dropout, x: Tensor) -> Tensor:
+        return dropout(x, layer.p, self.generator) if layer.training else x
 
     def encoder_layer(self, layer: EncoderLayer, hidden: Tensor, mask: Tensor | None) -> Tensor:
         attention, inner, outer = layer.self_attn, layer.linear1, layer.linear2
@@ -70,7 +86,7 @@ class Functions(cpu.Functions):
             layer.norm1.weight,
             layer.norm1.bias,
             AddNorm(rates[1], layer.norm1._epsilon, self.generator),
-            Heads(attention.num_heads, rates[0], mask),
+            Heads(attention.num_heads, rates[0], mask, self.kind),
         )
         return FeedForward.apply(
             attended,
@@ -82,6 +98,7 @@ class Functions(cpu.Functions):
             layer.norm2.bias,
             AddNorm(rates[2], layer.norm2._epsilon, self.generator),
             FUNCTIONS[layer.activation],
+            self.kind,
         )
 
 
@@ -101,18 +118,19 @@ class Heads(NamedTuple):
     number: int
     dropout: float
     mask: Tensor | None
+    kind: np.dtype
 
 
 class Linear(PyLayer):
     """x W + b; x (..., in)."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias):
+    def forward(ctx, x, weight, bias, kind):
         ctx.needs_grad = _needs_grad(x, weight, bias)
         inside, outside = weight.shape
         x, weight = x.contiguous(), weight.contiguous()
-        ctx.x = _rounded(x, x.size // inside, inside)
-        ctx.w = _rounded(weight, inside, outside)
+        ctx.x = _operand(kind, x, x.size // inside, inside)
+        ctx.w = _operand(kind, weight, inside, outside)
         y = paddle.empty([*x.shape[:-1], outside])
         of_rows = view(y, len(ctx.x), outside)
         onednn.linear(view(ctx.x), view(ctx.w), view(bias, 1, outside), of_rows)
@@ -122,7 +140,7 @@ class Linear(PyLayer):
     def backward(ctx, grad):
         inside, outside = ctx.w.shape
         grad = grad.contiguous()
-        to_y = _rounded(grad, len(ctx.x), outside)
+        to_y = _operand(ctx.x.dtype, grad, len(ctx.x), outside)
         to_x = paddle.empty([*grad.shape[:-1], inside])
         onednn.multiply_add(view(to_y), view(ctx.w).turned, view(to_x, len(ctx.x), inside))
         return _needed(ctx, to_x, *_to_linear(ctx.x, to_y))
@@ -136,21 +154,22 @@ class Attention(PyLayer):
         ctx.needs_grad = _needs_grad(x, wq, bq, wk, bk, wv, bv, wo, bo, gain, shift)
         rows, length, hidden = x.shape
         x = x.contiguous()
-        ctx.x = _rounded(x, rows * length, hidden)
-        ctx.w_in = [_rounded(weight, *weight.shape) for weight in (wq, wk, wv)]
+        kind = heads.kind
+        ctx.x = _operand(kind, x, rows * length, hidden)
+        ctx.w_in = [_operand(kind, weight, *weight.shape) for weight in (wq, wk, wv)]
         ctx.qkv = [_linear(ctx.x, w, b) for w, b in zip(ctx.w_in, (bq, bk, bv))]
         q, k, v = (_heads(array, rows, heads.number) for array in ctx.qkv)
         scores = np.empty((rows, heads.number, length, length), np.float32)
         seen = None if heads.mask is None else heads.mask.contiguous()
         mask = () if seen is None else (PostOp(ADD, view(seen)),)
         matmul(q, k.turned, view(scores), then=(_scaled(q), *mask))
-        ctx.weights = np.empty(scores.shape, np.uint16)
+        ctx.weights = np.empty(scores.shape, kind)
         onednn.softmax(view(scores), view(ctx.weights))
         ctx.seen = Dropout.draw(scores.shape, heads.dropout, how.generator)
         weights = ctx.seen.of(ctx.weights)
         ctx.context = np.empty_like(ctx.qkv[2])
         matmul(view(weights), v, _heads(ctx.context, rows, heads.number), then=ctx.seen.scaling)
-        ctx.w_out = _rounded(wo, *wo.shape)
+        ctx.w_out = _operand(kind, wo, *wo.shape)
         return _add_norm(ctx, x, ctx.context, bo, gain, shift, how)
 
     @staticmethod
@@ -182,12 +201,12 @@ class FeedForward(PyLayer):
     """LayerNorm(x + dropout(function(x W1 + b1) W2 + b2)); x (rows, length, hidden)."""
 
     @staticmethod
-    def forward(ctx, x, w1, b1, w2, b2, gain, shift, how, function):
+    def forward(ctx, x, w1, b1, w2, b2, gain, shift, how, function, kind):
         ctx.needs_grad = _needs_grad(x, w1, b1, w2, b2, gain, shift)
         hidden = x.shape[-1]
         x = x.contiguous()
-        ctx.x = _rounded(x, x.size // hidden, hidden)
-        ctx.w_in, ctx.w_out = _rounded(w1, *w1.shape), _rounded(w2, *w2.shape)
+        ctx.x = _operand(kind, x, x.size // hidden, hidden)
+        ctx.w_in, ctx.w_out = (_operand(kind, weight, *weight.shape) for weight in (w1, w2))
         ctx.before, ctx.function = _linear(ctx.x, ctx.w_in, b1), function
         ctx.after = np.empty_like(ctx.before)
         onednn.activate(function, view(ctx.before), view(ctx.after))
@@ -204,9 +223,32 @@ class FeedForward(PyLayer):
         return _needed(ctx, to_x, *_to_linear(ctx.x, to_before), *of_out, *of_norm)
 
 
+class LayerNorm(PyLayer):
+    """Layer normalization over the last axis (Ba et al. 2016)."""
+
+    @staticmethod
+    def forward(ctx, x, gain, shift, epsilon):
+        ctx.needs_grad = _needs_grad(x, gain, shift)
+        x = x.contiguous()
+        ctx.sum = _operand(FLOAT32, x, x.size // x.shape[-1], x.shape[-1])
+        return _norm(ctx, x.shape, gain, shift, epsilon)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _needed(ctx, *_norm_backward(ctx, grad))
+
+
+def dropout(x: Tensor, rate: float, rng: np.random.Generator) -> Tensor:
+    """Inverted dropout (Srivastava et al. 2014)."""
+    drawn = Dropout.draw(tuple(x.shape), rate, rng)
+    if drawn.kept is None:
+        return x
+    return x * paddle.to_tensor(drawn.kept * np.float32(drawn.scale))
+
+
 class Dropout(NamedTuple):
-    """Inverted dropout (Srivastava et al. 2014) of elements in bfloat16. Those that are kept are
-    scaled where they are multiplied next, in float32: bfloat16 has no 1 / 0.9."""
+    """Inverted dropout of arrays. Elements that are kept are scaled where they are multiplied next,
+    in float32: bfloat16 has no 1 / 0.9."""
 
     kept: np.ndarray | None  # bool; None: all
     scale: float
@@ -215,7 +257,10 @@ class Dropout(NamedTuple):
     def draw(cls, shape: tuple[int, ...], rate: float, rng: np.random.Generator) -> Dropout:
         if not rate:
             return cls(None, 1.0)
-        return cls(cpu.draw_kept(shape, rate, rng), 1 / (1 - rate))
+        size = math.prod(shape)
+        # By 16 random bits each.
+        drawn = rng.integers(0, 2**64, (size + 3) // 4, dtype=np.uint64).view(np.uint16)[:size]
+        return cls((drawn >= round(rate * 65536)).reshape(shape), 1 / (1 - rate))
 
     def of(self, x: np.ndarray) -> np.ndarray:
         """Zero what is dropped, without scaling the rest."""
@@ -246,7 +291,6 @@ def _add_norm(
 ) -> Tensor:
     """LayerNorm(x + dropout(y w_out + bias)), the end of both blocks."""
     hidden = x.shape[-1]
-    ctx.gain, ctx.shift = gain, shift
     ctx.sum = np.empty((len(y), hidden), np.float32)
     ctx.kept = Dropout.draw(ctx.sum.shape, how.dropout, how.generator)
     total, residual = view(ctx.sum), view(x, *ctx.sum.shape)
@@ -256,18 +300,32 @@ def _add_norm(
     else:
         then = (*ctx.kept.scaling, PostOp(ADD, residual))
         onednn.multiply(total, view(ctx.kept.kept), total, then)
-    out = paddle.empty(x.shape)
-    ctx.norm = onednn.layer_norm(
-        view(ctx.sum), view(gain), view(shift), how.epsilon, view(out, *ctx.sum.shape)
-    )
-    return out
+    return _norm(ctx, x.shape, gain, shift, how.epsilon)
 
 
 def _add_norm_backward(
     ctx: PyLayerContext, grad: Tensor
 ) -> tuple[Tensor, np.ndarray, Tensor, Tensor]:
     """The gradients by what `_add_norm` normalizes, by y w_out + bias but for the dropout's scale,
-    by gain and by shift."""
+    by gain and by shift. The second may lie where the first does."""
+    to_sum, to_gain, to_shift = _norm_backward(ctx, grad)
+    to_y = ctx.kept.of(_operand(ctx.x.dtype, to_sum, *ctx.sum.shape))
+    return to_sum, to_y, to_gain, to_shift
+
+
+def _norm(
+    ctx: PyLayerContext, shape: Sequence[int], gain: Tensor, shift: Tensor, epsilon: float
+) -> Tensor:
+    """LayerNorm(ctx.sum), in `shape`."""
+    ctx.gain, ctx.shift = gain, shift
+    out = paddle.empty(shape)
+    into = view(out, *ctx.sum.shape)
+    ctx.norm = onednn.layer_norm(view(ctx.sum), view(gain), view(shift), epsilon, into)
+    return out
+
+
+def _norm_backward(ctx: PyLayerContext, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by what `_norm` normalizes, by gain and by shift."""
     grad = grad.contiguous()
     to_sum, to_gain, to_shift = (paddle.empty(t.shape) for t in (grad, ctx.gain, ctx.shift))
     onednn.layer_norm_backward(
@@ -280,13 +338,12 @@ def _add_norm_backward(
         view(to_gain),
         view(to_shift),
     )
-    to_y = ctx.kept.of(_rounded(to_sum, *ctx.sum.shape))
-    return to_sum, to_y, to_gain, to_shift
+    return to_sum, to_gain, to_shift
 
 
 def _linear(x: np.ndarray, weight: np.ndarray, bias: Tensor) -> np.ndarray:
     """x (rows, in) w (in, out) + b."""
-    y = np.empty((len(x), weight.shape[1]), np.uint16)
+    y = np.empty((len(x), weight.shape[1]), x.dtype)
     onednn.linear(view(x), view(weight), view(bias, 1, y.shape[1]), view(y))
     return y
 
@@ -296,7 +353,7 @@ def _to_linear(x: np.ndarray, to_y: np.ndarray, factor: float = 1.0) -> tuple[Te
     rows, width = to_y.shape
     to_w, to_b = paddle.empty([x.shape[1], width]), paddle.empty([width])
     onednn.multiply_add(view(x).turned, view(to_y), view(to_w), factor)
-    ones = np.full((1, rows), ONE)
+    ones = np.full((1, rows), ONE[x.dtype], x.dtype)
     onednn.multiply_add(view(ones), view(to_y), view(to_b, 1, width), factor)
     return to_w, to_b
 
@@ -316,12 +373,14 @@ def _needed(ctx: PyLayerContext, *gradients: Tensor) -> tuple[Tensor | None, ...
     return tuple(g if needed else None for g, needed in zip(gradients, ctx.needs_grad))
 
 
-ONE = np.uint16(0x3F80)  # in bfloat16
+ONE = {FLOAT32: 1.0, BFLOAT16: 0x3F80}
 
 
-def _rounded(x: Tensor, *shape: int) -> np.ndarray:
-    """Round to the nearest bfloat16."""
-    out = np.empty(shape, np.uint16)
+def _operand(kind: np.dtype, x: Tensor, *shape: int) -> np.ndarray:
+    """An operand of products: x where it lies, or rounded to the nearest bfloat16."""
+    if kind == FLOAT32:
+        return onednn.array(x, *shape)
+    out = np.empty(shape, kind)
     onednn.copy(view(x, *shape), view(out))
     return out
 
