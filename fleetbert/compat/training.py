@@ -242,9 +242,10 @@ def timer_summary() -> State:
 
 
 def slow_operators(recorded: Profiler, most: int = 20) -> list[State]:
-    """The operators that took longest in a recorded timeline (times in ms)."""
+    """The operators, and what `RecordEvent` names, that took longest in a recorded timeline (times
+    in ms)."""
     result = recorded.profiler_result
-    statistics = StatisticData(result.get_data(), result.get_extra_info())
+    events = StatisticData(result.get_data(), result.get_extra_info()).event_summary
     rows = [
         {
             "name": name,
@@ -252,7 +253,7 @@ def slow_operators(recorded: Profiler, most: int = 20) -> list[State]:
             "total_ms": item.cpu_time / 1e6,
             "average_ms": item.avg_cpu_time / 1e6,
         }
-        for name, item in statistics.event_summary.items.items()
+        for name, item in [*events.items.items(), *events.userdefined_items.items()]
     ]
     return sorted(rows, key=lambda row: -row["total_ms"])[:most]
 
