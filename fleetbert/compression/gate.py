@@ -28,8 +28,8 @@ from fleetbert.engines import alike, answer, engine, evaluate, golden
 log = logging.getLogger(__name__)
 
 # Rounds of both models in turn, for the ratio of their speeds, and the texts of a round: float32
-# takes a second for them.
-ROUNDS, TIMED_TEXTS = 3, 256
+# takes half a second for them.
+ROUNDS, TIMED_TEXTS = 3, 128
 # Texts that are answered by themselves and among others, and the largest difference of a score
 # that may be between the two.
 ALONE_TEXTS, ALONE_DIFFERENCE = 200, 1e-3

@@ -128,5 +128,6 @@ def output_errors(
 
 def relative_errors(y: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Squared change over squared size of each token's outputs [tokens, N]: [tokens]."""
-    errors: np.ndarray = np.square(y - exact).sum(1) / np.maximum(np.square(exact).sum(1), 1e-12)
-    return errors
+    change = y - exact
+    errors: np.ndarray = np.square(change, out=change).sum(1)
+    return errors / np.maximum(np.square(exact).sum(1), 1e-12)

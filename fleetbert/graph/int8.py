@@ -126,7 +126,10 @@ def limit_weights(program: ProgramDesc, steps: int) -> ProgramDesc:
 def round_input(x: np.ndarray, threshold: float) -> np.ndarray:
     """The float32 values that the layer computes with for its input x: x8 * t / 127."""
     step = np.float32(threshold / largest_integer(8))
-    return np.clip(np.rint(x / step), -128, 127).astype(np.float32) * step
+    y = x / step  # one array: new ones cost as much as what is computed in them
+    np.clip(np.rint(y, out=y), -128, 127, out=y)
+    y *= step
+    return y
 
 
 def simulate(x: np.ndarray, threshold: float, weight: Quantized) -> np.ndarray:
