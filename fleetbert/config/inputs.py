@@ -39,7 +39,8 @@ class Data(Columns):
     group_column: Optional[str] = key(
         None,
         "folds: column whose rows with the same value stay in one fold, such as an author "
-        "(null: folds have labels in equal shares)",
+        "(null: folds have labels in equal shares; a query's documents and a context's questions "
+        "stay together)",
     )
     unlabelled: Optional[str] = key(
         None,

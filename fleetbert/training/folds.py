@@ -27,6 +27,9 @@ from fleetbert.training.report import classes_of
 log = logging.getLogger(__name__)
 
 PREDICTIONS, SUMMARY, REPORT = "predictions.jsonl", "summary.json", "report.html"
+# By the kind of label: the text that examples of one fold share, a query whose documents are
+# compared or a context that a run would know by other questions; and the name of such texts.
+SHARED = {"relevance": ("text_a", "queries"), "answers": ("text_b", "contexts")}
 
 
 class Folded(NamedTuple):
@@ -73,7 +76,7 @@ def _train(job: schema.Config, folder: Path) -> Folded:
     fold_of = _divide(job, table)
     folds = np.array([fold_of[example.line] for example in table.examples])
     outputs = task.room(len(truth), labels)
-    measured, dev_logits = [], []
+    measured, dev_logits, dev = [], [], None
     for fold in range(folds.max() + 1):
         run = _of_fold(job, folder / f"fold-{fold + 1}", form.quoted)
         learned = [line for line in fold_of if fold_of[line] != fold]
@@ -88,13 +91,13 @@ def _train(job: schema.Config, folder: Path) -> Folded:
         # By the run's own thresholds and labels, as `no_answer`.
         measured.append(model.task.metrics.evaluate(truth[held], outputs[held], model.labels))
         if job.data.dev is not None and not task.shape.per_token:
-            dev = evaluate.read_known(model, str(job.data.dev), job.data)
+            dev = dev or evaluate.read_known(model, str(job.data.dev), job.data)
             texts = task.labels.texts(dev.examples)
             dev_logits.append(answer.compute_logits(model, *texts).values)
     folded = Folded(table, labels or model.labels, folds, truth, outputs)
     _write_predictions(folder / PREDICTIONS, model, folded)
     summary = _summary(job, folded, measured)
-    if dev_logits:
+    if dev is not None:
         mean = np.mean(dev_logits, axis=0)
         summary["ensemble"] = task.metrics.evaluate(dev.truth, mean, labels)
     files.write_json(folder / SUMMARY, summary)
@@ -110,10 +113,11 @@ def _divide(job: schema.Config, table: tables.Records) -> dict[int, int]:
     assert count is not None
     first = {example.line: example for example in reversed(table.examples)}
     lines = sorted(first)
-    groups = [table.groups[line] for line in lines] if table.groups else []
-    if shape.label == "relevance" and not groups:
-        groups = [first[line].text_a for line in lines]  # a query's documents are compared
-    several, what = len(set(groups or lines)), "groups" if groups else "rows"
+    groups, what = [table.groups[line] for line in lines if table.groups], "groups"
+    if not groups and shape.label in SHARED:
+        side, what = SHARED[shape.label]
+        groups = [getattr(first[line], side) for line in lines]
+    what, several = what if groups else "rows", len(set(groups or lines))
     if several < count:
         raise UserError(
             f"data.folds: {job.data.train} has {several} {what}, and {count} folds were asked for; "

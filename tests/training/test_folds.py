@@ -82,7 +82,8 @@ def test_what_is_finished_is_not_trained_again(folded, tiny_data, monkeypatch):
     """And the mean logits of all folds are those of the ensemble on the dev texts, though no two
     models are kept open."""
     monkeypatch.setattr(training, "train", lambda *given, **named: pytest.fail("trains again"))
-    engines, load = [], folds.answer.load
+    engines, load, tables_read = [], folds.answer.load, []
+    read_known = folds.evaluate.read_known
 
     def counted(path: Path):
         gc.collect()
@@ -91,11 +92,16 @@ def test_what_is_finished_is_not_trained_again(folded, tiny_data, monkeypatch):
         engines.append(weakref.ref(model.engine))
         return model
 
+    def read_once(model, path: str, *rest):
+        tables_read.append(path)
+        return read_known(model, path, *rest)
+
     monkeypatch.setattr(folds.answer, "load", counted)
+    monkeypatch.setattr(folds.evaluate, "read_known", read_once)
     job = tiny_job.job(tiny_data, folded, {"callbacks.report": True, "data.folds": 3})
     found = folds.train(job)
     monkeypatch.undo()
-    assert (len(found.outputs), len(engines)) == (160, 3)
+    assert (len(found.outputs), len(engines), len(tables_read)) == (160, 3, 1)
     dev = [line.split("\t") for line in (tiny_data / "dev.tsv").read_text().splitlines()[1:]]
     models = [fleetbert.load(folded / f"fold-{fold}" / "bundle") for fold in (1, 2, 3)]
     logits = np.mean([np.log(m.predict_proba([row[1] for row in dev])) for m in models], axis=0)
@@ -130,7 +136,8 @@ def test_other_tasks(task, table, tiny_data, tmp_path):
     elif table == "squad":  # one line, as SQuAD's files are
         path = tmp_path / "squad.json"
         parts = [
-            {"context": row.pop("context"), "qas": [row]} for row in tiny_job.question_rows(60, 1)
+            {"context": row.pop("context"), "qas": [row, {**row, "question": "word2"}]}
+            for row in tiny_job.question_rows(30, 1)
         ]
         path.write_text(json.dumps({"data": [{"paragraphs": parts}]}))
     else:
@@ -146,10 +153,11 @@ def test_other_tasks(task, table, tiny_data, tmp_path):
         metrics = fleetbert.load(tmp_path / "run" / "fold-1" / "bundle").evaluate(held)
         summary = json.loads((tmp_path / "run" / "summary.json").read_text())
         assert summary["folds"][0]["f1"] == pytest.approx(metrics["f1"])
-    if table == "ranked":  # the documents of a query stay together
-        fold_of = {e.text_a: fold for e, fold in zip(found.table.examples, found.folds)}
-        folds_of_all = [fold_of[example.text_a] for example in found.table.examples]
-        assert folds_of_all == found.folds.tolist()
+    if table != "tags":  # the documents of a query stay together, and the questions of a context
+        shared = [e.text_a if table == "ranked" else e.text_b for e in found.table.examples]
+        fold_of = dict(zip(shared, found.folds))
+        assert len(fold_of) < len(shared)
+        assert [fold_of[text] for text in shared] == found.folds.tolist()
 
 
 @pytest.mark.parametrize(
