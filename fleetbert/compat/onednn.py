@@ -114,7 +114,11 @@ def multiply_add(a: View, b: View, out: View, factor: float = 1.0, add: bool = F
     """
     (m, k), n = a.dims, b.dims[1]
     turned = [of.strides[1] != 1 for of in (a, b)]
-    steps = [of.strides[0] if of.strides[1] == 1 else of.strides[1] for of in (a, b, out)]
+    # From a row as it lies in memory to the next; a single one has any stride in its view.
+    steps = [
+        max(of.strides[0], of.dims[1]) if of.strides[1] == 1 else max(of.strides[1], of.dims[0])
+        for of in (a, b, out)
+    ]
     letters = [b"T" if of else b"N" for of in turned]
     sizes = m, n, k, factor, a.address, steps[0], b.address, steps[1], float(add)
     primitives.check(primitives.PRODUCTS[a.kind], *letters, *sizes, out.address, steps[2])

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from activation import FORMULAS
 from halves import needs_bfloat16
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special
 
@@ -112,6 +112,9 @@ def test_linear_layers_of_any_number_of_rows(kind, into, sizes, turn, biased, fa
 @given(
     sizes=SIZES, turns=st.tuples(st.booleans(), st.booleans()), factor=FACTORS, add=st.booleans()
 )  # fmt: skip
+@example(sizes=(1, 5, 7), turns=(True, True), factor=1.0, add=False)
+@example(sizes=(5, 7, 1), turns=(True, True), factor=1.0, add=False)
+@example(sizes=(5, 1, 7), turns=(True, True), factor=1.0, add=False)
 def test_products_that_are_added(kind, sizes, turns, factor, add):
     m, k, n = sizes
     _a, a, exact_a = turnable(kind, m, k, turns[0], seed=1)

@@ -174,6 +174,8 @@ class TestEncoderLayer:
 PARTS = {
     "linear": (lambda: layers.Linear(24, 40), (3, 7, 24)),
     "linear of a matrix": (lambda: layers.Linear(24, 5), (6, 24)),
+    "linear to one number": (lambda: layers.Linear(24, 1), (6, 24)),
+    "linear of one text": (lambda: layers.Linear(24, 5), (1, 24)),
     "layer norm": (lambda: layers.LayerNorm(24, epsilon=1e-12), (3, 7, 24)),
     "layer norm with epsilon": (lambda: layers.LayerNorm(24, epsilon=1e-3), (5, 24)),
     "attention": (lambda: Attention(config()), (3, 7, WIDTH)),
