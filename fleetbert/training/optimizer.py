@@ -13,8 +13,7 @@ from paddle import nn
 from paddle.regularizer import L2Decay
 
 from fleetbert import config as schema
-from fleetbert.compat import training
-from fleetbert.compat.adamw import AdamW
+from fleetbert.compat import adamw, training
 
 # Each parameter and its gradient, if it has one.
 Gradients = List[Tuple[paddle.Tensor, paddle.Tensor]]
@@ -50,15 +49,17 @@ class Clip(nn.ClipGradByGlobalNorm):
     """
 
     finite = True
+    factor = 1.0  # what the last gradients are multiplied by, or are to be
+    # Whether the optimizer multiplies a parameter's gradient itself, when it reads it.
+    leaves: Callable[[paddle.Tensor, paddle.Tensor], bool] | None = None
     # Where each rank updates a share of the parameters: theirs, and the sum over all ranks.
     share: set[str] | None = None
     add_up: Callable[[paddle.Tensor], object] | None = None
 
     @paddle.no_grad()
     def _dygraph_clip(self, params_grads: Gradients) -> Gradients:
-        known = [(p.name, gradient) for p, gradient in params_grads if gradient is not None]
-        gradients = [gradient for _, gradient in known]
-        counted = [g for name, g in known if self.share is None or name in self.share]
+        known = [(p, gradient) for p, gradient in params_grads if gradient is not None]
+        counted = [g for p, g in known if self.share is None or p.name in self.share]
         squares = [training.squared_norm(g).reshape([1]) for g in counted]
         square = paddle.concat(squares).sum() if squares else paddle.zeros([])
         if self.add_up is not None:
@@ -67,10 +68,10 @@ class Clip(nn.ClipGradByGlobalNorm):
         self.finite = math.isfinite(float(norm))
         if not self.finite:
             return []
-        if float(norm) > self.clip_norm:
-            factor = float(self.clip_norm / norm)
-            for gradient in gradients:
-                gradient.scale_(factor)
+        self.factor = min(1.0, float(self.clip_norm / norm))
+        for parameter, gradient in known if self.factor < 1 else ():
+            if self.leaves is None or not self.leaves(parameter, gradient):
+                gradient.scale_(self.factor)
         return params_grads
 
 
@@ -111,7 +112,8 @@ def _make(
             lamb_weight_decay=decay,
             exclude_from_weight_decay_fn=lambda parameter: parameter.name in spared,
         )
-    return AdamW(
+    shared["grad_clip"].leaves = adamw.by_onednn
+    return adamw.AdamW(
         **shared, weight_decay=decay, apply_decay_param_fun=lambda name: name not in spared
     )
 
