@@ -105,7 +105,7 @@ def _audit(
         inputs = vectors.inputs_of(points, task.shape.pair)
         count = job.data.folds or FOLDS
         outputs, _ = regression.out_of_sample(inputs, given, len(labels), count, job.trainer.seed)
-    probabilities = softmax(outputs)
+    labels, given, probabilities = _without_spellings(labels, given, counts, softmax(outputs))
     issues += _wrong_labels(examples, labels, given, probabilities)
     issues.sort(key=lambda row: (-row.worth, row.line))
     _write_issues(folder / ISSUES, issues, examples)
@@ -127,21 +127,38 @@ def _read(path: str, form: Format) -> tuple[tables.Records, list[Issue]]:
     ]
 
 
+def _without_spellings(
+    labels: Sequence[str], given: np.ndarray, counts: np.ndarray, probabilities: np.ndarray
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Labels, given and probabilities, where labels that differ by their spelling are one."""
+    usual = checks.spellings(labels, counts)
+    if not usual:
+        return list(labels), given, probabilities
+    kept = [label for label in labels if label not in usual]
+    places = np.array([kept.index(usual.get(label, label)) for label in labels])
+    return kept, places[given], probabilities @ np.eye(len(kept))[places]
+
+
 def _wrong_labels(
     examples: Sequence[Example],
     labels: Sequence[str],
     given: np.ndarray,
     probabilities: np.ndarray,
 ) -> list[Issue]:
+    """Of labels that are rare nothing is said: the folds have hardly learned them."""
     rows = []
-    for place in confident.wrong(given, probabilities).tolist():
+    sure = confident.is_sure(given, probabilities)
+    is_rare = np.bincount(given, minlength=len(labels)) < checks.FEW
+    named = confident.wrong(given, probabilities)
+    for place in named[~is_rare[given[named]]].tolist():
         chance, best = probabilities[place, given[place]], int(probabilities[place].argmax())
         reason = (
             f"{labels[best]!r} has a probability of {probabilities[place, best]:.3f}, "
             f"{labels[given[place]]!r} of {chance:.3f}"
         )
+        kind = "wrong label" if sure[place] else "doubtful label"
         line = examples[place].line
-        rows.append(Issue(1 - float(chance), line, "wrong label", reason, labels[best]))
+        rows.append(Issue(1 - float(chance), line, kind, reason, labels[best]))
     return rows
 
 
@@ -168,7 +185,10 @@ def _fix(
     path = folder / f"fixed.{suffix}"
     if how == "drop":
         dropped = {row.line for row in issues if row.kind in DROPPED}
-        tables.write(path, table, [line for line in table.records if line not in dropped])
+        kept = [example for example in table.examples if example.line not in dropped]
+        tables.write(path, table, [example.line for example in kept])
+        for label in {example.label for example in table.examples} - {row.label for row in kept}:
+            log.warning(f"{path}: no row of the label {label!r} is left; see {folder / ISSUES}")
         return path
     suggested = {row.line: row.suggestion for row in reversed(issues) if row.kind in SUGGESTED}
     records = {

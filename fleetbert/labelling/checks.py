@@ -34,7 +34,7 @@ class Issue(NamedTuple):
     suggestion: str = ""
 
 
-# By how much each kind is worth a look; wrong labels have their probability.
+# By how much each kind is worth a look; wrong and doubtful labels have their probability.
 WORTH = {
     "invalid": 1.0,
     "leak": 1.0,
@@ -57,22 +57,27 @@ def issue(kind: str, line: int, reason: str, suggestion: str = "") -> Issue:
 
 
 def doubles(examples: Sequence[Example], vectors: np.ndarray) -> Iterator[Issue]:
-    """Texts that stand in the table twice, or nearly."""
-    first: dict[tuple[str, str], int] = {}
-    repeated = set()
+    """Texts that stand in the table twice, or nearly. Of equal texts, the first that has their most
+    frequent label is left out."""
+    places = defaultdict(list)
     for place, example in enumerate(examples):
-        other = first.setdefault(text_key(example), place)
-        if other == place:
-            continue
-        repeated.add(place)
-        known = examples[other]
-        if known.label == example.label:
-            yield issue("duplicate", example.line, f"is the text of line {known.line}")
-        else:
-            reason = f"is the text of line {known.line}, whose label is {known.label!r}"
-            yield issue("conflict", example.line, reason)
+        places[text_key(example)].append(place)
+    repeated = set()
+    for equal in places.values():
+        labels = [examples[place].label for place in equal]
+        usual = Counter(labels).most_common(1)[0][0]
+        kept = examples[equal[labels.index(usual)]]
+        for example in (examples[place] for place in equal):
+            if example is kept:
+                continue
+            repeated.add(example.line)
+            reason = f"is the text of line {kept.line}"
+            if example.label == usual:
+                yield issue("duplicate", example.line, reason)
+            else:
+                yield issue("conflict", example.line, f"{reason}, whose label is {usual!r}")
     for place, other, cosine in alike(vectors, None, ALIKE):
-        if place in repeated:
+        if examples[place].line in repeated:
             continue
         known, same = examples[other], examples[other].label == examples[place].label
         reason = f"is nearly the text of line {known.line} (cosine {cosine:.3f})"
@@ -108,7 +113,8 @@ def unknown_labels(dev: Sequence[Example], labels: Sequence[str]) -> dict[str, l
 
 
 def spellings(labels: Sequence[str], counts: np.ndarray) -> dict[str, str]:
-    """The labels that differ from a more frequent one by case, blanks or width only, with it."""
+    """The labels that differ from a more frequent one by case, blanks, width or Unicode form only,
+    with it."""
     groups = defaultdict(list)
     for number, label in enumerate(labels):
         groups[plain(label)].append(number)
@@ -130,7 +136,9 @@ def of_labels(
         label = example.label or ""
         if label in other:
             usual = other[label]
-            reason = f"{label!r} is written {usual!r} in {texts[usual]} other rows"
+            look_alike = unicodedata.normalize("NFC", label) == unicodedata.normalize("NFC", usual)
+            show = ascii if look_alike else repr
+            reason = f"{show(label)} is written {show(usual)} in {texts[usual]} other rows"
             yield issue("spelling", example.line, reason, usual)
         elif texts[label] < FEW:
             reason = f"{label!r} has {texts[label]} texts, too few to learn it or to judge it"

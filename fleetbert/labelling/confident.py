@@ -41,3 +41,16 @@ def wrong(given: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     first = np.argsort(of_given, kind="stable")[:number]
     named: np.ndarray = first[probabilities[first].argmax(1) != given[first]]
     return named
+
+
+def is_sure(given: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """Whether a text's label may be changed without a look, bool [texts]: the likeliest label is
+    more than `labels - 1` times as likely as the given one.
+
+    A label changed at random would be one of `labels - 1`, which makes the given one that much less
+    of a hint. Of many labels, hard texts are named beside wrong ones, and dropping them costs more
+    than it brings.
+    """
+    of_given = probabilities[np.arange(len(given)), given]
+    sure: np.ndarray = probabilities.max(1) > (probabilities.shape[1] - 1) * of_given
+    return sure

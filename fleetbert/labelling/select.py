@@ -109,6 +109,8 @@ def select(
     points = vectors.encode_examples(encoder, pool, task.shape.pair)
     doubt, likely = np.ones(len(pool)), [""] * len(pool)
     labels = task.labels.labels_of([example.label or "" for example in known])
+    if len(labels) == 1:
+        log.warning(f"{labelled}: has one label, {labels[0]!r}; texts are only chosen to differ")
     if len(labels) > 1:
         given = task.labels.targets([example.label or "" for example in known], labels)
         known_points = vectors.encode_examples(encoder, known, task.shape.pair)

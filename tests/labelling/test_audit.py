@@ -13,7 +13,7 @@ import tiny_job
 
 from fleetbert.config import Columns
 from fleetbert.data.records import Example
-from fleetbert.labelling import checks, vectors
+from fleetbert.labelling import audit, checks, vectors
 
 
 def issues(folder: Path) -> list[dict[str, str]]:
@@ -68,8 +68,9 @@ def test_other_faults(encoder, tmp_path):
         {"text": "word1 " * 30, "label": " A "},  # 65: spelled otherwise, and cut
         {"text": "word7 word9", "label": "rare"},  # 66
     ]
+    rows += [{"text": "word9 word8 word7", "label": label} for label in "baa"]  # 67 to 69
     table = tiny_job.write_rows(tmp_path / "train.jsonl", rows)
-    table.write_text(table.read_text() + "no JSON\n")  # 67
+    table.write_text(table.read_text() + "no JSON\n")  # 70
     dev = tiny_job.write_rows(tmp_path / "dev.jsonl", [{"text": words[5], "label": "a"}])
     keys = [f"data.dev={dev}", "data.max_length=16", f"output_dir={tmp_path}/out"]
     assert commands.call("audit", table, *keys, "--bundle", encoder, "--fix", "suggest") == 0
@@ -77,9 +78,11 @@ def test_other_faults(encoder, tmp_path):
     kinds = {(int(row["line"]), row["kind"]) for row in found}
     expected = {
         (61, "duplicate"), (62, "conflict"), (63, "script"), (64, "no words"), (65, "spelling"),
-        (65, "truncated"), (66, "rare label"), (67, "invalid"), (6, "leak"),
+        (65, "truncated"), (66, "rare label"), (70, "invalid"), (6, "leak"),
+        (67, "conflict"), (69, "duplicate"),
     }  # fmt: skip
     assert expected <= kinds
+    assert not {(68, "conflict"), (66, "wrong label"), (66, "doubtful label")} & kinds
     assert [row["worth"] for row in found] == sorted((r["worth"] for r in found), reverse=True)
     fixed = [json.loads(line) for line in (tmp_path / "out" / "fixed.jsonl").open()]
     assert len(fixed) == len(rows)
@@ -100,6 +103,14 @@ def test_texts_that_are_nearly_the_same():
 def test_spellings_follow_the_most_frequent():
     counts = np.array([3, 9, 4])
     assert checks.spellings(["card", "Card ", "fee"], counts) == {"card": "Card "}
+    labels, given = ["cafe\u0301", "caf\u00e9", "fee"], np.array([0, 1, 2])
+    merged = audit._without_spellings(labels, given, counts, np.array([[0.25, 0.5, 0.25]] * 3))
+    assert merged[0] == ["caf\u00e9", "fee"]
+    assert merged[1].tolist() == [0, 0, 1]
+    assert merged[2].tolist() == [[0.75, 0.25]] * 3
+    rows = [Example("a", None, labels[0], 2)]
+    (issue,) = checks.of_labels(rows, labels, counts)
+    assert issue.reason.startswith(r"'cafe\u0301' is written 'caf\xe9'")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +123,6 @@ def test_spellings_follow_the_most_frequent():
 )
 def test_suggested_labels_are_written_in_the_tables_own_form(fields, header, quoting, tmp_path):
     from fleetbert.data import folds, read
-    from fleetbert.labelling import audit
 
     path = tmp_path / ("t.tsv" if "\t" in header else "t.csv")
     path.write_text(f"{header}\n{fields.format('a', 'one, two')}\n{fields.format('b', 'three')}\n")
@@ -144,3 +154,13 @@ def test_what_cannot_be_audited_is_refused(
     init = [] if "--bundle" in words else [f"model.init={tiny_bundle}"]
     assert commands.call("audit", faulty[0], *init, *given, f"output_dir={tmp_path}") == 2
     assert sentence in capfd.readouterr().err
+
+
+def test_a_label_that_is_dropped_as_a_whole_is_named(encoder, tmp_path, caplog):
+    rows = [{"text": "word1 word2", "label": "ab"[n // 6]} for n in range(11)]
+    table = tiny_job.write_rows(tmp_path / "train.jsonl", rows)
+    words = ["--bundle", encoder, "--fix", "drop", f"output_dir={tmp_path}/out"]
+    assert commands.call("audit", table, *words) == 0
+    fixed = tmp_path / "out" / "fixed.jsonl"
+    assert [json.loads(line)["label"] for line in fixed.open()] in (["a"], [])
+    assert f"{fixed}: no row of the label 'b' is left" in caplog.text

@@ -55,3 +55,10 @@ def test_a_label_that_no_text_is_sure_of_is_trusted():
     probabilities = np.array([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.7, 0.2, 0.1]])
     joint = confident.joint(np.array([0, 0, 1]), probabilities)
     assert joint.sum(1).tolist() == [2, 1, 0]
+
+
+def test_of_many_labels_the_likeliest_has_to_be_far_likelier_to_change_one_without_a_look():
+    given = np.zeros(2, int)
+    five = np.array([[0.16, 0.6, 0.1, 0.1, 0.04], [0.14, 0.6, 0.1, 0.1, 0.06]])
+    assert confident.is_sure(given, five).tolist() == [False, True]
+    assert confident.is_sure(given, np.array([[0.4, 0.6], [0.6, 0.4]])).tolist() == [True, False]
