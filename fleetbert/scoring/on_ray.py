@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import closing
+import struct
+from contextlib import closing, suppress
 from typing import Any, Generator, Sequence
 
 from fleetbert.core.errors import UserError
 from fleetbert.scoring import remote
 from fleetbert.scoring.plan import Plan
+
+# How a client of HTTP/2, on which gRPC is built, begins: with these bytes and an empty frame of
+# settings. A server begins with such a frame too (RFC 9113, 3.4).
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADER = struct.Struct(">3sBBI")  # length, type, flags and stream of a frame
+SETTINGS = 4
 
 
 class Answering:
@@ -33,7 +40,7 @@ def run(
     if address is None and "RAY_ADDRESS" not in os.environ:
         address = "local"  # else Ray joins one that runs here, or waits for one that was killed
     if address not in (None, "auto", "local"):
-        remote.check_reachable(address if "://" in address else f"ray://{address}")
+        check_address(address if "://" in address else f"ray://{address}")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         ray_data.DataContext.get_current().enable_progress_bars = False
@@ -64,7 +71,24 @@ def run(
             f"--on ray: {remote.cause(error)}; if it asks for a token, set RAY_AUTH_MODE=token, "
             "and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         ) from error
-    except (ray.exceptions.RayError, RuntimeError) as error:
+    except (ray.exceptions.RayError, RuntimeError, ValueError) as error:
         raise UserError(f"--on ray: {remote.cause(error)}") from error
     finally:
         ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """UserError where no server of gRPC is at `ray://host:port`: Ray would wait for minutes."""
+    with remote.connect(address) as connection:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return  # it would ask for a certificate first
+        header = b""
+        with suppress(OSError):
+            connection.sendall(PREFACE + HEADER.pack(bytes(3), SETTINGS, 0, 0))
+            while len(header) < HEADER.size and (read := connection.recv(HEADER.size)):
+                header += read
+    if len(header) < HEADER.size or HEADER.unpack(header[: HEADER.size])[1] != SETTINGS:
+        raise UserError(
+            f"--address {address}: what listens there is not Ray; name the port that `ray start` "
+            "prints, or a Ray Client server's"
+        )

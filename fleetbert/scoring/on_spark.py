@@ -33,7 +33,7 @@ def run(
             "yarn or local-cluster[2,1,2048]"
         )
     if (address or "").startswith("spark://"):
-        remote.check_reachable(address or "")
+        remote.connect(address or "").close()
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UserError(
             "--on spark: Spark needs Java 17 or later, which is not installed; on Debian: "

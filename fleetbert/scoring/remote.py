@@ -66,15 +66,15 @@ def counted(plans: Sequence[Plan], outcomes: Iterable[Outcome]) -> Iterator[tupl
         yield outcome.rows, outcome.faults
 
 
-def check_reachable(address: str) -> None:
-    """UserError if nothing listens at any of the places of `scheme://host:port,host:port`."""
+def connect(address: str) -> socket.socket:
+    """A connection to the first place that listens, of `scheme://host:port,host:port`. UserError
+    if none does."""
     for place in address.partition("://")[2].split(","):
         host, _, port = place.rpartition(":")
         if not (host and port.isdecimal()):
             raise UserError(f"--address {address}: say HOST:PORT")
         with contextlib.suppress(OSError):
-            socket.create_connection((host.strip("[]"), int(port)), TIMEOUT).close()
-            return
+            return socket.create_connection((host.strip("[]"), int(port)), TIMEOUT)
     raise UserError(f"--address {address}: nothing answers there; start the cluster, or name it")
 
 

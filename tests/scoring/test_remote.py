@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import fleetbert
-from fleetbert.scoring import files, on_spark, places, remote
+from fleetbert.scoring import files, on_ray, on_spark, places, remote
 
 
 def here(plans):
@@ -90,11 +95,41 @@ def test_a_worker_that_differs_is_named(
 @pytest.mark.parametrize("address", ["spark://127.0.0.1:1", "ray://[::1]:1,127.0.0.1:1"])
 def test_an_address_where_nothing_listens(address):
     with pytest.raises(fleetbert.UserError, match="nothing answers there; start the cluster"):
-        remote.check_reachable(address)
+        remote.connect(address)
     with pytest.raises(fleetbert.UserError, match="say HOST:PORT"):
-        remote.check_reachable("spark://host")
+        remote.connect("spark://host")
     with pytest.raises(fleetbert.UserError, match="--address host:7077: this is no master of Spa"):
         next(on_spark.run([], "host:7077"))
+
+
+@pytest.mark.parametrize("other", ["silent", "http", "ends"])
+def test_an_address_where_something_else_than_ray_listens(other, monkeypatch):
+    monkeypatch.setattr(remote, "TIMEOUT", 0.2)
+    with contextlib.ExitStack() as stack:
+        if other == "http":
+            server = stack.enter_context(HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler))
+            threading.Thread(target=server.handle_request, daemon=True).start()
+            port = server.server_port
+        else:
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listening.getsockname()[1]
+        if other == "ends":
+            threading.Thread(target=lambda: listening.accept()[0].close(), daemon=True).start()
+        with pytest.raises(
+            fleetbert.UserError, match=rf"--address ray://127.0.0.1:{port}: what li"
+        ):
+            on_ray.check_address(f"ray://127.0.0.1:{port}")
+
+
+def test_a_server_of_grpc_may_be_ray():
+    grpc = pytest.importorskip("grpc")
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        on_ray.check_address(f"ray://127.0.0.1:{port}")
+    finally:
+        server.stop(None)
 
 
 def test_the_cause_is_found_between_the_stacks():
