@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "answers.h"
 #include "body.h"
 #include "classifier.h"
 #include "queue.h"
@@ -33,6 +34,9 @@ struct Reply {
   std::string body;
   std::optional<size_t> head;  // length of the JSON, where binary tensors follow it
 };
+
+// What can be asked for.
+std::vector<Told> outputs_of(const Classifier& classifier);
 
 // What a request asks; `header_length` is its Inference-Header-Content-Length. Throws Failure with
 // the field that is wrong.
