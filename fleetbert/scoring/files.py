@@ -72,7 +72,8 @@ def score(
     mine = sorted(fragments, key=lambda fragment: fragment.path)[shard[0] :: shard[1]]
     plans = [Plan(fragment, scorer, source, target, base, keep, where, job) for fragment in mine]
     _check_target(source, target, {plan.output for plan in plans}, job)
-    waiting, done = [], []
+    waiting: list[Plan] = []
+    done: list[Plan] = []
     for plan in plans:
         (done if plan.is_done() else waiting).append(plan)
     rows = faults = 0
