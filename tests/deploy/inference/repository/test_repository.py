@@ -41,7 +41,7 @@ from fleetbert.deploy.inference.ops import metrics, observe
 from fleetbert.deploy.inference.repository import index, loading, repository
 from fleetbert.deploy.inference.repository.models import Model, Refusal, select
 from fleetbert.deploy.inference.settings import Policy
-from fleetbert.deploy.inference.workers import pool, priority, process
+from fleetbert.deploy.inference.workers import connection, frames, priority, process
 
 MODEL = "tiny"
 TEXTS = [f"word{number} word{number + 1} word{3 * number}" for number in range(12)]
@@ -221,7 +221,7 @@ def test_what_loads_and_what_ends_leaves_the_processors_to_those_who_answer(
 ):
     for name, real in PRIORITIES.items():
         monkeypatch.setattr(priority, name, real)
-    ask, wait = pool.Worker.ask, subprocess.Popen.wait
+    ask, wait = connection.Worker.ask, subprocess.Popen.wait
     at_first, at_last = {}, {}
 
     async def note_first(self, frame, timeout):
@@ -232,7 +232,7 @@ def test_what_loads_and_what_ends_leaves_the_processors_to_those_who_answer(
         at_last[self.pid] = os.getpriority(os.PRIO_PROCESS, self.pid)
         return wait(self, timeout)
 
-    monkeypatch.setattr(pool.Worker, "ask", note_first)
+    monkeypatch.setattr(connection.Worker, "ask", note_first)
     put(bundle, models, 1)
     core = start()
     [old] = core.workers(MODEL)
@@ -250,7 +250,7 @@ def test_what_loads_and_what_ends_leaves_the_processors_to_those_who_answer(
 def test_a_new_version_has_run_the_batches_that_are_usual_before_it_is_asked(
     bundle, models, start, monkeypatch
 ):
-    pack, run = pool.frames.pack, []
+    pack, run = frames.pack, []
 
     def note(head, *arrays):
         run.extend(head["batches"] if head["do"] == "open" else [])
@@ -260,7 +260,7 @@ def test_a_new_version_has_run_the_batches_that_are_usual_before_it_is_asked(
     core = start()
     for texts in (5, 7, 5):
         core.ask(model=MODEL, texts=["word1 " * 12] * texts)
-    monkeypatch.setattr(pool.frames, "pack", note)
+    monkeypatch.setattr(frames, "pack", note)
     put(bundle, models, 2)
     wait_until_ready(core, "2")
     assert [batch for batch in run if batch[0] > 1][:2] == [(5, 14), (7, 14)]
@@ -528,7 +528,7 @@ def fail_opening(models: Path, monkeypatch, times: int = 2) -> None:
     """A worker, when it reads the bundle: too many symbolic links."""
     loop = models.parent / "loop"
     loop.symlink_to(loop)
-    pack, left = pool.frames.pack, [times]
+    pack, left = frames.pack, [times]
 
     def send(head, *arrays):
         if head.get("do") == "open" and left[0]:
@@ -536,12 +536,12 @@ def fail_opening(models: Path, monkeypatch, times: int = 2) -> None:
             head = {**head, "bundle": str(loop)}
         return pack(head, *arrays)
 
-    monkeypatch.setattr(pool.frames, "pack", send)
+    monkeypatch.setattr(frames, "pack", send)
 
 
 def end_workers(monkeypatch, times: int) -> list[int]:
     """So many as they open something, as for want of memory; returns their process ids."""
-    real, ended = pool.Worker.open, []
+    real, ended = connection.Worker.open, []
 
     async def open_or_end(self, *words):
         if len(ended) < times:
@@ -549,7 +549,7 @@ def end_workers(monkeypatch, times: int) -> list[int]:
             self.process.kill()
         return await real(self, *words)
 
-    monkeypatch.setattr(pool.Worker, "open", open_or_end)
+    monkeypatch.setattr(connection.Worker, "open", open_or_end)
     return ended
 
 

@@ -23,8 +23,8 @@ from fleetbert.core.reading import Reading
 from fleetbert.data import tokenizers, windows
 from fleetbert.deploy.inference.messages import Failure, Reason, Request
 from fleetbert.deploy.inference.settings import Batching, Engine
+from fleetbert.deploy.inference.workers.connection import Worker
 from fleetbert.deploy.inference.workers.frames import INT, take
-from fleetbert.deploy.inference.workers.pool import Worker
 
 MODEL = "tiny"
 

@@ -7,16 +7,18 @@ import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import shapes
-from running_core import DEADLINE, wait_for
+from running_core import DEADLINE, gone, running, wait_for
+from tiny_bert import export, make_network
 
 from fleetbert.core.device import CPU
 from fleetbert.deploy.inference.settings import Engine
-from fleetbert.deploy.inference.workers import fork_server, frames, pool, process
+from fleetbert.deploy.inference.workers import connection, fork_server, frames, process
 from fleetbert.deploy.inference.workers.process import share_processors
 
 
@@ -107,12 +109,12 @@ def test_a_worker_forks_another_with_what_it_has_opened(forking, tmp_path, tiny_
     words = {"model": "m", "bundle": bundle, "variant": variant, "device": CPU, "threads": 1}
     words.update(lengths=(), pad_id=0, batch_tokens=64, hang_seconds=10.0)
 
-    async def answers_of(worker: pool.Worker) -> bytes:
+    async def answers_of(worker: connection.Worker) -> bytes:
         return (await worker.ask(frame, DEADLINE))[1]
 
     async def fork_and_compare() -> None:
-        plan = pool.Plan(**words, processors=((), (place,)))
-        first = await pool.Worker.start((), 1)
+        plan = connection.Plan(**words, processors=((), (place,)))
+        first = await connection.Worker.start((), 1)
         await first.open(plan, variant, gently=False)
         expected = await answers_of(first)
         shutil.rmtree(bundle)
@@ -130,6 +132,29 @@ def test_a_worker_forks_another_with_what_it_has_opened(forking, tmp_path, tiny_
         assert not process.is_running()
 
     asyncio.run(fork_and_compare())
+
+
+@pytest.mark.slow
+def test_a_worker_that_replaces_another_shares_the_weights(forking, tmp_path, tiny_vocab):
+    export(tmp_path / "m" / "1", make_network(positions=400_000), tiny_vocab)
+    weights = 4 * 64 * 400_000  # bytes of the positions' embeddings
+    with running(tmp_path, engine={"workers": 2, "hang_seconds": 120}) as core:
+        pool = core.scheduler("m").pool
+        wait_for(lambda: not pool._warmers, "warmth")
+        lost, left = core.workers("m")
+        os.kill(lost, signal.SIGKILL)
+        wait_for(lambda: gone(lost) and len(core.workers("m")) == 2, "another worker")
+        wait_for(lambda: not pool._warmers, "warmth")
+        assert left in core.workers("m")
+        for pid in core.workers("m"):
+            assert private_memory(pid) < weights
+
+
+def private_memory(pid: int) -> int:
+    """Bytes that a process shares with no other."""
+    fields = Path(f"/proc/{pid}/smaps_rollup").read_text().split()
+    kinds = ("Private_Clean:", "Private_Dirty:")
+    return sum(1024 * int(fields[fields.index(kind) + 1]) for kind in kinds)
 
 
 @pytest.mark.slow
