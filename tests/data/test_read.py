@@ -114,6 +114,7 @@ def test_bad_line_stops_with_its_place_or_is_listed(tmp_path, name, head, good, 
         (b"", "table.tsv"),
         (b"text_a\tlabel\n", "table.tsv"),
         (b"text_a\tlabel\n\n \n", "table.tsv"),
+        ("text_a\tlabel\n\u3000\n".encode(), "holds no example"),  # a blank, no bad line
         (b"label\treview\n1\tx\n", r"'text_a'.*data\.text_column=review$"),
         (b"text_a\tlabel\na\n", "line 2"),  # though bad lines are skipped
     ],
@@ -419,11 +420,14 @@ def test_errors_in_rows_name_the_column(tmp_path):
     assert f"{path}:2: 'stars' is not a text or an integer" in error_of(read, path, columns=columns)
     path = write(tmp_path, "review,stars\na,1\n,2\n", "a.csv")
     assert f"{path}:3: 'review' is empty" in error_of(read, path, columns=columns)
+    path = write(tmp_path, "review,stars,stars\na,1,2\n", "a.csv")
+    assert "the header names 'stars' twice; keep one" in error_of(read, path, columns=columns)
 
 
 def test_on_a_stream_text_alone_is_a_text():
     assert [line.text_a for _, line in answers(b"text\nb\n")] == ["text", "b"]
     assert [line.text_a for _, line in answers(b"text\tid\nb\t1\n")] == ["b"]
+    assert [line.text_a for _, line in answers(b"text_a\nb\n")] == ["b"]
     named = Columns(text_column="review")
     assert [line.text_a for _, line in answers(b"review\nb\n", columns=named)] == ["b"]
     assert [line.text_a for _, line in answers(b'{"review": "b"}\n', columns=named)] == ["b"]
