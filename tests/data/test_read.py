@@ -288,10 +288,18 @@ def test_which_way_a_table_was_read_is_told(tmp_path, caplog):
     assert texts == ["a\tb", '5" and 6"']
 
 
-def test_a_quotation_over_lines_that_are_whole_each_is_no_field(tmp_path):
-    path = write(tmp_path, 'text_a\tlabel\n"He said\tx\nand ""she""\ty\nso"\tx\n')
-    texts = [e.text_a for e in read(path).examples]
-    assert texts == ['"He said', 'and ""she""', 'so"']
+@pytest.mark.parametrize(
+    ("more", "texts"),
+    [
+        ("", []),
+        ('"a\tb"\tx\n', []),  # as many that are one record only when they are quoted
+        ('"a\tb"\tx\n' * 2 + '5" or 6"\tx\n', ['5" or 6"']),  # more, but another speaks against it
+    ],
+)
+def test_a_quotation_over_lines_that_are_whole_each_is_no_field(tmp_path, more, texts):
+    path = write(tmp_path, 'text_a\tlabel\n"He said\tx\nand ""she""\ty\nso"\tx\n' + more)
+    found = [e.text_a for e in read(path, on_bad_line="skip").examples]
+    assert found == ['"He said', 'and ""she""', 'so"', *texts]
 
 
 @pytest.mark.parametrize("limit", [16 << 20, 8])
@@ -424,10 +432,12 @@ def test_errors_in_rows_name_the_column(tmp_path):
     assert "the header names 'stars' twice; keep one" in error_of(read, path, columns=columns)
 
 
-def test_on_a_stream_text_alone_is_a_text():
+def test_a_stream_tells_what_its_texts_are_called():
     assert [line.text_a for _, line in answers(b"text\nb\n")] == ["text", "b"]
     assert [line.text_a for _, line in answers(b"text\tid\nb\t1\n")] == ["b"]
     assert [line.text_a for _, line in answers(b"text_a\nb\n")] == ["b"]
+    [(_, asked)] = answers(b'{"question": "a", "context": "b"}\n', pair=True)
+    assert asked[:2] == ("a", "b")
     named = Columns(text_column="review")
     assert [line.text_a for _, line in answers(b"review\nb\n", columns=named)] == ["b"]
     assert [line.text_a for _, line in answers(b'{"review": "b"}\n', columns=named)] == ["b"]
