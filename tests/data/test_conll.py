@@ -66,9 +66,9 @@ def test_predict_reads_all_texts_of_columns(tagged):
     """Also the first token, which is no header; without tags there are no spans to compare with."""
     form = read.Format("conll", None, False, False, label="spans")
     tag = "\tO" if tagged else ""
-    lines = f"John{tag}\nSmith{tag}\n\nOslo{tag}\n".encode()
+    lines = f"-DOCSTART-{tag}\n\nJohn{tag}\nSmith{tag}\n\nOslo{tag}\n".encode()
     found = list(read.iter_lines(lines.splitlines(True), pair=False, form=form))
-    assert [(number, one.text_a) for number, _, one in found] == [(1, "John Smith"), (4, "Oslo")]
+    assert [(number, one.text_a) for number, _, one in found] == [(3, "John Smith"), (6, "Oslo")]
     assert {one.label for *_, one in found} == {"[]" if tagged else None}
     bad = [b"John\tO\n", b"Smith\tX-per\n"]
     [(*_, error)] = read.iter_lines(bad, pair=False, form=form)

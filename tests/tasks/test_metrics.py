@@ -203,6 +203,14 @@ def test_average_precision_is_scikit_learns(seed, texts, levels):
         assert drawn["by_threshold"][threshold] == counts
 
 
+def test_curves_are_of_the_most_frequent_labels_that_occur():
+    labels = [f"label {number}" for number in range(14)]
+    truth = np.arange(20)[:, None] < np.arange(14)  # as many texts as the label's number
+    scores = np.random.default_rng(0).random(truth.shape)
+    assert list(metrics.curves_of_labels(truth, scores, labels)) == labels[:1:-1]
+    assert list(metrics.curves_of_labels(truth[:, :3], scores[:, :3], labels)) == labels[2:0:-1]
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 9), st.integers(1, 40))
 def test_ranking_is_scikit_learns_for_each_query(seed, pairs, queries, values):
     """Few values make ties: among them scikit-learn has no order, and MRR has the worst."""
