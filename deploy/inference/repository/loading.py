@@ -18,7 +18,7 @@ from fleetbert.deploy.inference.repository import index, variants
 from fleetbert.deploy.inference.scheduler.scheduler import Scheduler
 from fleetbert.deploy.inference.settings import Policy, Serve
 from fleetbert.deploy.inference.workers import priority, process
-from fleetbert.deploy.inference.workers.pool import Plan
+from fleetbert.deploy.inference.workers.connection import Plan
 from fleetbert.engines import engine as engines
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class Loader:
         gently: bool,
         batches: Sequence[tuple[int, int]] = (),
     ) -> LoadedVersion:
-        """A version whose workers all answer. UserError, OSError, pool.Refused or pool.Lost if it
-        cannot be served; nothing is left of it then. `gently` leaves the processors to others.
+        """A version whose workers all answer. UserError, OSError, Refused or Lost if it cannot be
+        served; nothing is left of it then. `gently` leaves the processors to others.
         batches: the usual ones (texts, length) of the version in service."""
         bundle, engine = folder.bundle, self._settings.engine
         assert bundle is not None

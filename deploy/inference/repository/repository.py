@@ -32,7 +32,7 @@ from fleetbert.deploy.inference.repository.loading import LoadedVersion, Loader
 from fleetbert.deploy.inference.repository.models import Model, Refusal, versions_of
 from fleetbert.deploy.inference.settings import VERSION_NAME, Serve
 from fleetbert.deploy.inference.workers import process
-from fleetbert.deploy.inference.workers.pool import Lost, Refused
+from fleetbert.deploy.inference.workers.connection import Lost, Refused
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from fleetbert.core.device import Device
 from fleetbert.core.errors import UserError, of_system
 from fleetbert.deploy.inference.messages import Variant
 from fleetbert.deploy.inference.workers import frames
-from fleetbert.deploy.inference.workers.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
+from fleetbert.deploy.inference.workers.connection import OPEN_SECONDS, Lost, Plan, Refused, Worker
 from fleetbert.engines.engine import INT8, OPENERS
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,8 @@ from fleetbert.deploy.inference.scheduler.tokens import (
     tokens_of,
 )
 from fleetbert.deploy.inference.settings import Batching
-from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker
+from fleetbert.deploy.inference.workers.connection import Lost, Plan, Worker
+from fleetbert.deploy.inference.workers.pool import Pool
 from fleetbert.engines import golden as goldens
 from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden
@@ -102,7 +103,7 @@ class Scheduler:
         self._loop = asyncio.get_running_loop()
 
     async def open(self, gently: bool) -> None:
-        """Start the workers; pool.Refused or pool.Lost if they do not come up."""
+        """Start the workers; Refused or Lost if they do not come up."""
         await self.pool.open(gently)
 
     def usual_batches(self) -> list[tuple[int, int]]:

@@ -1,7 +1,8 @@
 """The worker processes of one version: started, watched, replaced, ended.
 
 Everything runs in the server's event loop. A worker that ends or takes too long for a batch is
-killed and replaced, after a pause that grows while that goes on, whatever refuses another one.
+killed and replaced, after a pause that grows while that goes on, whatever refuses another one. The
+new one is forked from one that is left, and shares its weights, where workers can be forked.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import asyncio
 import contextlib
 import logging
 import math
-import subprocess
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.core.device import Device
 from fleetbert.deploy.inference.ops import metrics
-from fleetbert.deploy.inference.workers import frames, priority, process
+from fleetbert.deploy.inference.workers import frames, process
+from fleetbert.deploy.inference.workers.connection import (
+    OPEN_SECONDS,
+    Lost,
+    Plan,
+    Refused,
+    Worker,
+)
 from fleetbert.engines import golden as goldens
 from fleetbert.engines.golden import Golden
 
@@ -29,33 +33,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPEN_SECONDS = 600.0  # for opening a variant
-FORK_SECONDS = 60.0  # for forking a worker that has opened it
-END_SECONDS = 5.0  # for a worker that was asked to end
 LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
 LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
 # A worker hangs after so many times what its batch should take, at the earliest: models differ.
 SLOWEST = 3.0
-WATCH_STEP = 1.0  # seconds between looks at a worker that computes
 WARM_PAUSE = 0.02  # seconds between looks whether a worker that is to be warmed is free
 SAME = 1e-3  # largest difference of logits between answers to the same texts
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the workers of a version open, and on which processors each of them runs."""
-
-    model: str
-    bundle: Path
-    variant: str
-    device: Device
-    threads: int
-    processors: tuple[tuple[int, ...], ...]  # of each worker; empty ones are not pinned
-    lengths: tuple[int, ...]  # of all rows that may come
-    pad_id: int
-    batch_tokens: int
-    hang_seconds: float
-    batches: tuple[tuple[int, int], ...] = ()  # (rows, length) that will be usual, as far as known
 
 
 class Answers(NamedTuple):
@@ -67,136 +50,6 @@ class Answers(NamedTuple):
     layers: np.ndarray
     seconds: float
     shapes: list[tuple[int, int]]
-
-
-class Lost(Exception):
-    """A worker is gone; `cause` is crash, hang or error."""
-
-    def __init__(self, cause: str, message: str):
-        super().__init__(message)
-        self.cause = cause
-
-
-class Refused(Exception):
-    """A worker could not open the variant, or answers wrong: what it said. Its cause is an OSError
-    if the machine refused."""
-
-
-class Worker(asyncio.Protocol):
-    """A process and the socket to it. One frame at a time."""
-
-    def __init__(self, process: process.Process):
-        self.process = process
-        self.since = time.monotonic()
-        self.cause = "crash"
-        self._fork = asyncio.Lock()  # one at a time
-        self.lost = asyncio.get_running_loop().create_future()  # done when the process has ended
-        self._answer: asyncio.Future[tuple[frames.Head, bytes]] | None = None
-        self._buffer = bytearray()  # of a frame that is not complete
-        self._pipe: asyncio.Transport
-
-    @classmethod
-    async def start(cls, processors: Sequence[int], threads: int) -> Worker:
-        return await cls._of(await process.start(processors, threads))
-
-    async def fork(self, processors: Sequence[int]) -> Worker:
-        """Another worker, forked from this one: see `batches.Worker.fork`."""
-
-        async def ask() -> int:
-            frame = frames.pack({"do": "fork", "processors": processors})
-            head, _ = await self.ask(frame, FORK_SECONDS)
-            return int(head["pid"])
-
-        async with self._fork:
-            started = await process.fork_from(self.process, ask)
-        return await self._of(started)
-
-    @classmethod
-    async def _of(cls, started: process.Started) -> Worker:
-        loop = asyncio.get_running_loop()
-        try:
-            _, worker = await loop.create_connection(
-                lambda: cls(started.process), sock=started.socket
-            )
-        except BaseException:  # it was cancelled, and nobody else knows of the process
-            started.process.kill()
-            raise
-        return worker
-
-    async def open(self, plan: Plan, variant: str, gently: bool) -> frames.Head:
-        """What it says when it has opened a variant. `gently` leaves the processors to others, from
-        the start if this follows `start` at once: an interpreter that starts makes others wait."""
-        may_return = gently and priority.may_return()
-        with priority.lowered(self.process.pid) if may_return else contextlib.nullcontext():
-            frame = _open_frame(plan, variant, gently, aside=gently and not may_return)
-            head, _ = await self.ask(frame, OPEN_SECONDS)
-        return head
-
-    async def ask(self, frame: bytes, timeout: float) -> tuple[frames.Head, bytes]:
-        """Head and body of the answer. Lost if the worker ends, or is killed after `timeout`
-        seconds; Refused if it answers with an error.
-
-        Time in which this process did not run (a machine that was paused or moved, a container
-        that was frozen) does not count: the worker did not run then either, or has answered."""
-        if self.lost.done():
-            raise Lost(self.cause, f"worker {self.process.pid} has ended")
-        loop = asyncio.get_running_loop()
-        self._answer = loop.create_future()
-        alarm: asyncio.Handle
-
-        def wait(seconds: float) -> None:
-            nonlocal alarm
-            step = min(seconds, WATCH_STEP)
-            if step > 0:
-                alarm = loop.call_later(step, wait, seconds - step)
-            else:
-                self.kill("hang")
-
-        alarm = loop.call_soon(wait, timeout)
-        try:
-            self._pipe.write(frame)
-            head, body = await self._answer
-        finally:
-            alarm.cancel()
-            self._answer = None
-        if "error" in head:
-            raise Refused(head["error"]) from (OSError() if head["of_system"] else None)
-        return head, body
-
-    def kill(self, cause: str) -> None:
-        """At once, whatever it does."""
-        self.cause = cause
-        self.process.kill()
-
-    async def close(self) -> None:
-        """Ask the process to end, kill it if it does not, and wait until it is gone."""
-        priority.lower(self.process.pid)  # giving back its memory takes a tenth of a second
-        self._pipe.close()
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(None, self.process.wait, END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill("hang")
-            await loop.run_in_executor(None, self.process.wait)
-
-    # Called by the loop.
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._pipe = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        for frame in frames.take(self._buffer):
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(frame)
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self.process.kill()
-        if not self.lost.done():
-            self.lost.set_result(None)
-        if self._answer is not None and not self._answer.done():
-            message = f"worker {self.process.pid} is lost ({self.cause})"
-            self._answer.set_exception(Lost(self.cause, message))
 
 
 class Pool:
@@ -225,6 +78,8 @@ class Pool:
         self._keepers: list[asyncio.Task[None]] = []
         self._warmers: set[asyncio.Task[None]] = set()
         self._warming = asyncio.Lock()  # one worker at a time
+        self._replacing = asyncio.Lock()  # likewise, so that each can be forked from the former
+        self._sought: asyncio.Future[Worker | None] | None = None  # what is to fork another
 
     @property
     def size(self) -> int:
@@ -242,10 +97,7 @@ class Pool:
     async def open(self, gently: bool) -> None:
         """Start all workers; Refused or Lost if one of them cannot open the variant or answers
         the golden texts wrong. `gently` leaves the processors to others meanwhile."""
-        source: Worker | None = None
-        # A process that has computed with several threads computes no more when it is forked.
-        if self.plan.threads == 1 and process.forking is not None:
-            source = await self._start(0, gently)
+        source = await self._start(0, gently) if self._can_fork() else None
         numbers = range(0 if source is None else 1, self.size)
         starts = [self._start(number, gently, source) for number in numbers]
         started = await asyncio.gather(*starts, return_exceptions=True)
@@ -297,10 +149,18 @@ class Pool:
         self._workers.clear()
         await asyncio.gather(*(worker.close() for worker in workers))
 
+    def _can_fork(self) -> bool:
+        """A process that has computed with several threads computes no more when it is forked."""
+        return self.plan.threads == 1 and process.forking is not None
+
     def _release(self, worker: Worker) -> None:
-        if not worker.lost.done():
-            self.free.append(worker)
-            self._on_free(worker)
+        if worker.lost.done():
+            return
+        if self._sought is not None and not self._sought.done():
+            self._sought.set_result(worker)
+            return
+        self.free.append(worker)
+        self._on_free(worker)
 
     async def _keep(self, number: int, worker: Worker) -> None:
         """Replace the worker of this number whenever it is lost."""
@@ -309,6 +169,8 @@ class Pool:
             await asyncio.shield(worker.lost)
             del self._workers[number]
             self._alone_since = time.monotonic()
+            if not self._workers and self._sought is not None and not self._sought.done():
+                self._sought.set_result(None)
             if worker in self.free:
                 self.free.remove(worker)
             with contextlib.suppress(OSError, RuntimeError):  # no descriptor or thread is left
@@ -320,13 +182,15 @@ class Pool:
             )
             if time.monotonic() - worker.since > LONG_LIFE:
                 pause = 0.0
+            may_share = True
             while True:
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, max(1.0, 2 * pause))
                 try:
-                    worker = await self._start(number, gently=False)
+                    worker = await self._replace(number, may_share)
                     break
                 except Exception as error:  # too little memory, descriptors, processes, ...
+                    may_share = False  # what was to fork it may be at fault
                     self.failing = str(error) or type(error).__name__
                     words = "a worker of model %s does not start: %s; tried again after %g s"
                     log.error(words, self.plan.model, self.failing, pause)
@@ -367,13 +231,41 @@ class Pool:
         self.free.remove(worker)
         return True
 
+    async def _replace(self, number: int, may_share: bool) -> Worker:
+        """A new worker of this number; may_share: another one's weights."""
+        if not (may_share and self._can_fork()):
+            return await self._start(number, gently=False)
+        async with self._replacing:
+            source = await self._source()
+            try:
+                worker = await self._new_process(number, source)
+            finally:
+                if source is not None:
+                    self._release(source)
+            return await self._opened(number, worker, gently=False)
+
+    async def _source(self) -> Worker | None:
+        """A worker as soon as it is free, to fork another; None where none is left."""
+        if not self._workers:
+            return None
+        if (worker := self.take_free()) is not None:
+            return worker
+        self._sought = asyncio.get_running_loop().create_future()
+        return await self._sought
+
     async def _start(self, number: int, gently: bool, source: Worker | None = None) -> Worker:
+        return await self._opened(number, await self._new_process(number, source), gently)
+
+    async def _new_process(self, number: int, source: Worker | None) -> Worker:
         """source: what forks it, else it is started anew."""
-        plan, processors = self.plan, self.plan.processors[number]
+        processors = self.plan.processors[number]
         if source is None:
-            worker = await Worker.start(processors, plan.threads)
-        else:
-            worker = await source.fork(processors)
+            return await Worker.start(processors, self.plan.threads)
+        return await source.fork(processors)
+
+    async def _opened(self, number: int, worker: Worker, gently: bool) -> Worker:
+        """The worker, now the one of this number: it has opened the variant and answers right."""
+        plan = self.plan
         try:
             head = await worker.open(plan, plan.variant, gently)
             self.layers = head["layers"]
@@ -455,29 +347,3 @@ class Pool:
             )
         shapes = [(rows, length) for rows, length in answer["shapes"]]
         return Answers(*arrays, answer["seconds"], shapes)
-
-
-def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
-    """The frame that makes a worker open a variant, `aside` in a thread of low priority, and run
-    before the first text comes.
-
-    With time, every length is run once, and the usual batches where that leaves the processors to
-    others. Where somebody waits nothing is, and the worker is warmed when it answers (`_warm`): in
-    float32 oneDNN reorders all weights for a few tokens, and once more for many, as the golden
-    texts are (BERT-base: 0.2 to 1 s each). Any other new shape costs 5 to 20 ms.
-    """
-    lengths = plan.lengths if gently else ()
-    usual = plan.batches if gently and not aside else ()
-    return frames.pack(
-        {
-            "do": "open",
-            "bundle": str(plan.bundle),
-            "variant": variant,
-            "device": list(plan.device),
-            "threads": plan.threads,
-            "pad_id": plan.pad_id,
-            "batch_tokens": plan.batch_tokens,
-            "batches": [*((1, length) for length in lengths), *usual],
-            "aside": aside,
-        }
-    )

@@ -46,6 +46,7 @@ def test_each_worker_has_processors_of_its_own(monkeypatch, processors, settings
 def forking(monkeypatch):
     """A server's process that forks workers, started early; no worker outlives the test."""
     monkeypatch.setattr(process, "forking", None)
+    monkeypatch.setattr(fork_server, "ASK_SECONDS", DEADLINE)  # importing Paddle takes so long
     process.start_early(Engine(workers=2, threads=1))
     former = workers()
     yield process.forking
