@@ -26,7 +26,6 @@ from fleetbert.core import errors, files, locks, resumable
 from fleetbert.core.errors import UserError
 from fleetbert.data import read
 from fleetbert.tune import space as spaces
-from fleetbert.tune.report import write_report
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +212,8 @@ def in_words(values: Mapping[str, Any]) -> str:
 
 
 def _finish(study: optuna.Study, job: config.Config, folder: Path) -> Tuned:
+    from fleetbert.tune.report import write_report  # loads matplotlib, which workers need not
+
     if not _has_succeeded(study):
         reasons = [t.user_attrs["failed"] for t in study.get_trials() if "failed" in t.user_attrs]
         (folder / JOURNAL).unlink()  # the next search may have another table
