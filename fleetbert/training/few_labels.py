@@ -68,19 +68,23 @@ class FewLabels(TextTask):
                 f"{train.name}: has {counts[number]} text of the label {labels[number]!r}, and "
                 f"task.few_shot needs {LEAST_TEXTS} of each; add one, or leave the label out"
             )
-        held = None
-        if left_out is not None:
-            names = [labels[number] for number in train.labels]
-            part_of = folds.stratified(names, _parts(job), job.trainer.seed)
-            held = choose(train, np.flatnonzero(part_of == left_out))
-            train, dev = choose(train, np.flatnonzero(part_of != left_out)), None
+        self.left_out = left_out
+        source = source.with_pooling(job.task.pooling, "task.pooling")
         super().__init__(job, source, tokenizer, labels, train, dev)
-        self.held = held
         self.others = None if self.job.data.unlabelled is None else self._read_others()
         self.network.eval()
         examples = self._examples(self.network)
         temperature = self.job.task.temperature
         self.network.set_head(vector_heads.centres(*examples, temperature))
+
+    def hold_out(self, train: Split) -> tuple[Split, Split | None]:
+        """A model that is kept learns from all texts."""
+        if self.left_out is None:
+            return train, None
+        names = [self.labels[number] for number in train.labels]
+        part_of = folds.stratified(names, _parts(self.job), self.job.trainer.seed)
+        held = choose(train, np.flatnonzero(part_of == self.left_out))
+        return choose(train, np.flatnonzero(part_of != self.left_out)), held
 
     def warnings(self) -> list[str]:
         warnings, least = super().warnings(), LEAST_UNLABELLED * len(self.labels)

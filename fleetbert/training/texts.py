@@ -65,7 +65,7 @@ def open_task(
         )
     opened = open_splits(job, tokenizer, connected)
     task = tasks.get(job.task.name)
-    if task.shape.pooled or job.task.few_shot:
+    if task.shape.pooled:
         source = source.with_pooling(job.task.pooling, "task.pooling")
     if labels is None:
         labels = _as_resumed(job, task.labels.labels_of(opened[0][1]))
@@ -77,17 +77,7 @@ def open_task(
     splits = [
         task.labels.with_targets(split, split_labels, labels) for split, split_labels in opened
     ]
-    held = None
-    if job.trainer.calibrate and not job.task.few_shot:
-        if not task.metrics.calibrates:
-            raise UserError(
-                f"trainer.calibrate: task.name: {task.name} gives no probabilities; leave it out"
-            )
-        splits[0], held = hold_out(splits[0], job.trainer.calibrate, job.trainer.seed)
-    made = (kind or TextTask)(job, source, tokenizer, labels, *splits)
-    if held is not None:
-        made.held = held
-    return made
+    return (kind or TextTask)(job, source, tokenizer, labels, *splits)
 
 
 def _source(job: schema.Config) -> sources.Source:
@@ -154,7 +144,6 @@ def cache_folder(job: schema.Config, path: str) -> Path | None:
 class TextTask(Trainable):
     """Any task on texts. metrics: custom ones, by name. held: texts held out for `calibration`."""
 
-    held: Split | None = None
     labels: list[str]
 
     def __init__(
@@ -167,8 +156,9 @@ class TextTask(Trainable):
         dev: Split | None = None,
     ):
         self.job, self.source, self.tokenizer, self.labels = job, source, tokenizer, labels
-        self.train, self.dev = train, dev
         self.task = tasks.get(job.task.name).of_width(source.shape["hidden_size"])
+        train, self.held = self.hold_out(train)
+        self.train, self.dev = train, dev
         self.objective = regularize(
             losses.of(self.task),
             job.loss,
@@ -191,6 +181,18 @@ class TextTask(Trainable):
             heads = {n: each for n, each in source.tensors.items() if n.startswith("classifier.")}
             self.source = source._replace(tensors=heads)
         self.objective.prepare(self.network)
+
+    def hold_out(self, train: Split) -> tuple[Split, Split | None]:
+        """The texts to learn from, and those that calibrate the probabilities."""
+        share = self.job.trainer.calibrate
+        if not share:
+            return train, None
+        if not self.task.metrics.calibrates:
+            raise UserError(
+                f"trainer.calibrate: task.name: {self.task.name} gives no probabilities; leave it "
+                "out"
+            )
+        return hold_out(train, share, self.job.trainer.seed)
 
     @cached_property
     def fingerprint(self) -> str:
