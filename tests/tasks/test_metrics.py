@@ -203,6 +203,13 @@ def test_average_precision_is_scikit_learns(seed, texts, levels):
         assert drawn["by_threshold"][threshold] == counts
 
 
+def test_labels_are_ordered_by_what_to_look_at_first():
+    figures = {"none": (0.0, 0), "rare": (0.5, 2), "good": (0.9, 5), "frequent": (0.5, 7)}
+    classes = {name: {"f1": f1, "support": texts} for name, (f1, texts) in figures.items()}
+    names = [name for name, _ in sorted(classes.items(), key=metrics.worst_first)]
+    assert names == ["frequent", "rare", "good", "none"]
+
+
 def test_curves_are_of_the_most_frequent_labels_that_occur():
     labels = [f"label {number}" for number in range(14)]
     truth = np.arange(20)[:, None] < np.arange(14)  # as many texts as the label's number
