@@ -9,6 +9,7 @@ from fleetbert import config
 from fleetbert.cli import job_options
 from fleetbert.compat import environment
 from fleetbert.core import extras
+from fleetbert.core.errors import UserError
 from fleetbert.training import stopping
 
 DESCRIPTION = """\
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     extras.need("train", "fleetbert audit")
+    if any(word.startswith("data.train=") for word in arguments.overrides):
+        raise UserError(f"data.train: the table is {arguments.table}; leave out the key")
     words = [f"data.train={arguments.table}"]
     if arguments.bundle and arguments.config == os.devnull:
         words.append(f"model.init={arguments.bundle}")  # a job has to name one

@@ -25,6 +25,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from fleetbert.config import recipes
 from fleetbert.config.distillation import Distill, SelfDistill
 from fleetbert.config.help import yaml_word
 from fleetbert.config.keys import fields, flat, split
@@ -146,7 +147,9 @@ def _read_yaml(path: str) -> Document:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         if "\0" in path:
             reason = "its name holds a NUL character"
-        raise UserError(f"config {path}: cannot be read: {reason}") from error
+        name = recipes.named(path)
+        hint = f"; `fleetbert recipes {name} > {Path(path).name}` writes it" if name else ""
+        raise UserError(f"config {path}: cannot be read: {reason}{hint}") from error
     text = charset.decode(data, lambda line: f"config {path}, line {line}: the config")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)

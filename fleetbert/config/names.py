@@ -68,7 +68,7 @@ ELSEWHERE = {
     "model.vocab": "tokenizer_name tokenizer_name_or_path tokenizer vocab_file",
     "model.lowercase": "do_lower_case",
     "model.dropout": "hidden_dropout_prob attention_probs_dropout_prob dropout_rate",
-    "model.num_hidden_layers": "num_layers n_layers",
+    "model.num_hidden_layers": "num_layers n_layers student_layers layers",
     "model.num_attention_heads": "num_heads n_heads",
     "optimizer.name": "optim optimizer_name optimizer_class",
     "optimizer.learning_rate": "lr base_lr peak_lr body_learning_rate encoder_learning_rate",

@@ -37,6 +37,12 @@ def path(name: str) -> Path:
     return file
 
 
+def named(file: str) -> str | None:
+    """The recipe that a path such as configs/quantize/static.yaml means; None: no recipe."""
+    match = re.search(r"configs/(.+)\.yaml$", file)
+    return match[1] if match and match[1] in all_paths() else None
+
+
 def summary(file: Path) -> str:
     """The first sentence of the comment that a recipe begins with."""
     lines = file.read_text(encoding="utf-8").splitlines()

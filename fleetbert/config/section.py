@@ -41,7 +41,8 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic would convert, and texts that the system does not take."""
+        """Refuse what pydantic would convert, and texts that the system does not take. A text
+        where a list is meant is its only entry."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and type_name(annotation).split(" ")[0] in ("int", "float"):
             raise PydanticCustomError("bool", "Input should be a number")
@@ -56,7 +57,7 @@ class Section(BaseModel):
             raise PydanticCustomError(
                 "home", "Input should name the whole path: ~ has no home here"
             )
-        return path
+        return [path] if type_name(annotation).startswith("list of ") else path
 
 
 def _label(name: object) -> str:

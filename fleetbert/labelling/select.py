@@ -100,8 +100,8 @@ def select(
     _check_former(folder / NAME, task, seen)
     if not 0 < count <= len(pool):
         raise UserError(
-            f"--n: {count} texts of {number(len(pool))} that differ and have no label yet; ask for "
-            f"1 to {len(pool)}"
+            f"--n is {count}, but {number(len(pool))} different texts have no label yet; choose 1 "
+            f"to {len(pool)} of them"
         )
     with files.writing(folder / NAME):
         folder.mkdir(parents=True, exist_ok=True)

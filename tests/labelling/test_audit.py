@@ -144,6 +144,7 @@ def test_suggested_labels_are_written_in_the_tables_own_form(fields, header, quo
             ["--bundle", "{classifier}"],
             "answers the task classification; name a bundle",
         ),
+        (["data.train=other.tsv"], "data.train: the table is "),
     ],
 )
 def test_what_cannot_be_audited_is_refused(

@@ -35,8 +35,10 @@ def test_what_is_chosen_is_a_table_to_fill(has_labels, encoder, tiny_data, tmp_p
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(pool) + "\n")
     words = ["--labelled", tiny_data / "dev.tsv"] if has_labels else []
-    words += ["--bundle", encoder, f"output_dir={tmp_path}"]
+    words += ["--bundle", encoder] if has_labels else [f"model.init={encoder.parent}/model"]
+    words += [f"output_dir={tmp_path}"]
     assert commands.call("select", texts, "--n", 9, *words) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"pool.tsv", "selected.tsv", "texts.txt"}
     with (tmp_path / "selected.tsv").open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     assert len({row["line"] for row in rows}) == 9
@@ -62,7 +64,10 @@ def test_what_is_chosen_is_a_table_to_fill(has_labels, encoder, tiny_data, tmp_p
     ("words", "sentence"),
     [
         (["{data}/train.tsv"], "train.tsv:2: has the label '"),
-        (["{data}/texts.txt", "--n", "5000"], "--n: 5000 texts of 24 that differ"),
+        (
+            ["{data}/texts.txt", "--n", "5000"],
+            "--n is 5000, but 24 different texts",
+        ),
         (["{data}/texts.txt", "task.name=embedding"], "has no one label for a text"),
     ],
 )

@@ -13,6 +13,7 @@ from fleetbert.tasks import FIGURES
 from fleetbert.training.loop import Callback, Metrics, Row, Run
 
 TIMED = 5  # steps after which it says how long all will take; the first is slower than the others
+LONG = 10.0  # seconds: no line says that less is left
 
 
 class Progress(Callback):
@@ -42,8 +43,9 @@ class Progress(Callback):
         elif done == TIMED:
             seconds = (time.monotonic() - self.since) / (TIMED - 1)
             left = run.total_steps - run.state.step
-            about = f"take about {duration(left * seconds)} here"
-            self.bar.write(f"{left} more steps of {seconds:.2g} s {about}", file=sys.stderr)
+            if left * seconds >= LONG:
+                about = f"take about {duration(left * seconds)} here"
+                self.bar.write(f"{left} more steps of {seconds:.2g} s {about}", file=sys.stderr)
 
     def on_log(self, run: Run, row: Row) -> None:
         shown = {
