@@ -98,12 +98,13 @@ def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> P
     for inputs in layers.run(batches):
         for name, threshold in thresholds.items():
             x, rounded = inputs[name], prepared.calibration.weights[name]
-            change = x @ layers.parameters[name]
+            change = x.sum(0, dtype=np.float64) @ layers.parameters[name]
             if name in pieces:
                 x = layers.with_pieces(inputs, name, pieces[name])
                 rounded = graph.widen_second(rounded, pieces[name])
-            change -= int8.round_input(x, threshold) @ weights.widen(rounded)
-            sums[name] = sums.get(name, 0) + change.sum(0)
+            x8 = int8.round_input(x, threshold)
+            change -= x8.sum(0, dtype=np.float64) @ weights.widen(rounded)
+            sums[name] = sums.get(name, 0) + change
             tokens[name] += len(x)
     corrections = {name: (total / tokens[name]).astype(np.float32) for name, total in sums.items()}
     return prepared._replace(corrections=corrections).telling(bias_corrected=True)

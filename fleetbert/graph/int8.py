@@ -136,7 +136,7 @@ def simulate(x: np.ndarray, threshold: float, weight: Quantized) -> np.ndarray:
     """The int8 layer without its bias, in NumPy: x float32 [..., K] → float32 [..., N]; see this
     module's text."""
     x8 = np.clip(np.rint(x.astype(np.float32) * np.float32(_steps(threshold))), -128, 127)
-    product = x8.astype(np.float64) @ weight.integers.astype(np.float64)
+    product = x8 @ weight.integers.astype(np.float32)  # exact up to 2**24
     scales = weight.scales.astype(np.float64) / largest_integer(8)
     return (product * (threshold / largest_integer(8)) * scales).astype(np.float32)
 
