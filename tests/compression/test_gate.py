@@ -44,6 +44,31 @@ def test_a_gate_that_any_variant_would_pass_is_refused():
         gate._check_tells()
 
 
+@pytest.mark.parametrize(
+    ("after", "alone_difference", "sentence"),
+    [
+        (0.9, 1e-3, None),
+        (0.9, 2e-3, "differs by 0.0020 between the text alone and in a batch"),
+        (0.9, float("nan"), "differs by nan between the text alone and in a batch"),
+        (0.89, None, None),  # just what is allowed
+        (
+            0.88,
+            None,
+            "falls from 0.9000 to 0.8800, by 0.0200; the key allows 0.01: the",
+        ),
+        (float("nan"), None, "falls from 0.9000 to nan"),
+    ],
+)
+def test_what_a_gate_refuses(after, alone_difference, sentence):
+    gate = Gate.__new__(Gate)
+    gate.key, gate.max_drop, gate.decide = "the key", 0.01, "point"
+    accuracy = bundles.Accuracy(
+        data="dev.tsv", n=9, metric="accuracy", accuracy=after, float32_accuracy=0.9
+    )
+    refused = gate.refusal("int8", accuracy, "hint", alone_difference)
+    assert refused is None if sentence is None else sentence in refused
+
+
 def test_a_gate_of_one_label_is_told(trained, tiny_data, tmp_path, caplog):
     rows = (tiny_data / "dev.tsv").read_text().splitlines()
     path = tmp_path / "one.tsv"
