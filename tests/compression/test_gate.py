@@ -10,7 +10,7 @@ import pytest
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.compression import texts
-from fleetbert.compression.gate import Gate
+from fleetbert.compression.gate import Gate, in_turns
 from fleetbert.core.errors import UserError
 
 
@@ -42,6 +42,14 @@ def test_a_gate_that_any_variant_would_pass_is_refused():
     gate.model, gate.float32_accuracy = SimpleNamespace(task=tasks.get("regression")), 0.0
     with pytest.raises(UserError, match=r"dev\.tsv: float32's spearman on it is 0 \(all texts"):
         gate._check_tells()
+
+
+def test_rounds_that_warm_up_are_not_timed():
+    calls: list[str] = []
+    runs = [lambda name=name: calls.append(name) or name for name in "ab"]
+    given, times = in_turns(runs, rounds=3, warm_up=2)
+    assert (given, calls) == (["a", "b"], ["a", "b"] * 5)
+    assert [len(seconds) for seconds in times] == [3, 3]
 
 
 @pytest.mark.parametrize(
