@@ -76,7 +76,8 @@ def _train(job: schema.Config, folder: Path) -> Folded:
     fold_of = _divide(job, table)
     folds = np.array([fold_of[example.line] for example in table.examples])
     outputs = task.room(len(truth), labels)
-    measured, dev_logits, dev = [], [], None
+    measured, dev_logits = [], []
+    dev: evaluate.Known | None = None
     for fold in range(folds.max() + 1):
         run = _of_fold(job, folder / f"fold-{fold + 1}", form.quoted)
         learned = [line for line in fold_of if fold_of[line] != fold]
