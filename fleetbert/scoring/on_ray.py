@@ -37,10 +37,10 @@ def run(
     import ray
     from ray import data as ray_data
 
-    if address is None and "RAY_ADDRESS" not in os.environ:
-        address = "local"  # else Ray joins one that runs here, or waits for one that was killed
-    if address not in (None, "auto", "local"):
-        check_address(address if "://" in address else f"ray://{address}")
+    if address is None:  # without "local" Ray joins one that runs here, or waits for a killed one
+        address = os.environ.get("RAY_ADDRESS") or "local"
+    if address not in ("auto", "local"):
+        check_address(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         ray_data.DataContext.get_current().enable_progress_bars = False
@@ -78,7 +78,7 @@ def run(
 
 
 def check_address(address: str) -> None:
-    """UserError where no server of gRPC is at `ray://host:port`: Ray would wait for minutes."""
+    """UserError where no server of gRPC is at the address: Ray would wait for minutes."""
     with remote.connect(address) as connection:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
             return  # it would ask for a certificate first

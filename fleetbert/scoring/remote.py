@@ -67,9 +67,9 @@ def counted(plans: Sequence[Plan], outcomes: Iterable[Outcome]) -> Iterator[tupl
 
 
 def connect(address: str) -> socket.socket:
-    """A connection to the first place that listens, of `scheme://host:port,host:port`. UserError
-    if none does."""
-    for place in address.partition("://")[2].split(","):
+    """A connection to the first place that listens, of `scheme://host:port,host:port` or without
+    the scheme. UserError if none does."""
+    for place in address.rpartition("://")[2].split(","):
         host, _, port = place.rpartition(":")
         if not (host and port.isdecimal()):
             raise UserError(f"--address {address}: say HOST:PORT")

@@ -92,7 +92,9 @@ def test_a_worker_that_differs_is_named(
     assert not [path for path in tmp_path.glob("out/**/*") if path.is_file()]
 
 
-@pytest.mark.parametrize("address", ["spark://127.0.0.1:1", "ray://[::1]:1,127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "address", ["spark://127.0.0.1:1", "ray://[::1]:1,127.0.0.1:1", "127.0.0.1:1"]
+)
 def test_an_address_where_nothing_listens(address):
     with pytest.raises(fleetbert.UserError, match="nothing answers there; start the cluster"):
         remote.connect(address)
