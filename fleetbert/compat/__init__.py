@@ -10,6 +10,7 @@ What Paddle does where another room goes its own way instead, and the version th
 | 2.6.2 | ends saved programs with no-op scales; constants of shape [] | graph.tidy |
 | 2.6.2 | passes crash at a constant that nothing reads | graph.padding |
 | 2.6.2, 3.3.1 | many CPU kernels for training are slow, and run on one thread | models.fused |
+| 2.6.2 | AdamW's CPU kernel takes 1.6 times as long as oneDNN's primitives | adamw |
 | 2.6.2 | its AdaRound computes its loss from outputs that are fed as data | compression.calibrate |
 | 2.6.2 | clipping computes the gradients' norm and keeps it to itself | training.optimizer |
 | 2.6.2 | AMP runs float32 on devices that lack a type | training.precision |
