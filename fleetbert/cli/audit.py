@@ -50,5 +50,6 @@ def run(arguments: argparse.Namespace) -> None:
     environment.import_paddle()
     from fleetbert.labelling import audit  # with Paddle, which --help has no need of
 
-    stopping.expect()
+    if arguments.train:
+        stopping.expect()
     audit.audit(job, arguments.bundle, arguments.train, arguments.fix)

@@ -59,4 +59,4 @@ def out_of_sample(
 
 
 def _with_one(vectors: np.ndarray) -> np.ndarray:
-    return np.concatenate([vectors, np.ones((len(vectors), 1))], 1).astype(np.float32)
+    return np.concatenate([vectors, np.ones((len(vectors), 1))], 1, dtype=np.float32)
