@@ -32,6 +32,7 @@ from fleetbert.cli import (
 from fleetbert.config.command_line import Parser
 from fleetbert.core import errors
 from fleetbert.deploy.inference import command as serve
+from fleetbert.training import stopping
 
 EPILOG = """\
 A bundle is the folder that training writes: the model, its vocabulary, its labels, and variants
@@ -71,6 +72,7 @@ def _dispatch(argv: list[str]) -> int | None:
         parser.error(f"{arguments.command} has no keys: {' '.join(rest)}")
     if rest:
         arguments.overrides += rest
+    stopping.expect("start the same command again")  # commands that resume expect it anew
     return arguments.run(arguments)
 
 

@@ -11,17 +11,20 @@ from typing import Iterator
 
 from fleetbert.core.errors import Interrupted, Stopped
 
+GOES_ON = "the same command goes on from there"
+
 
 class _Request:
     received: int | None = None  # the signal that waits for the step to end
     steps = False  # steps are running
-    remedy = "the same command goes on from there"
+    remedy = GOES_ON
 
 
-def expect() -> None:
+def expect(remedy: str = GOES_ON) -> None:
     """Install the handlers. While steps run, SIGTERM and Ctrl-C raise Stopped after the step is
     saved. At other times SIGTERM raises it at once. Then Ctrl-C raises KeyboardInterrupt, and so
-    does a second Ctrl-C at any time."""
+    does a second Ctrl-C at any time. remedy: what Stopped's sentence ends with."""
+    _Request.remedy = remedy
     signal.signal(signal.SIGTERM, _receive)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in the background of a shell
         signal.signal(signal.SIGINT, _receive)
@@ -55,7 +58,8 @@ def _receive(number: int, _: FrameType | None) -> None:
             return
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    raise stopped(number, "no step is lost")
+    resumes = _Request.remedy == GOES_ON
+    raise stopped(number, "no step is lost" if resumes else "nothing is half written")
 
 
 def stopped(number: int, what: str) -> Stopped:

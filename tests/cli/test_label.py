@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import os
+import subprocess
+import sys
 
 import commands
 import numpy as np
@@ -110,3 +114,23 @@ def test_mistakes_are_named(words, sentence, tiny_encoder, tmp_path, capsys, mon
     assert sentence in capsys.readouterr().err
     assert not worked
     assert places["texts"].read_text() == "text_a\nword1\n"
+
+
+def test_sigterm_ends_with_a_sentence(tiny_encoder, tmp_path):
+    """The texts come from a pipe into which nobody writes."""
+    os.mkfifo(tmp_path / "texts.txt")
+    words = [tmp_path / "texts.txt", "--init", tiny_encoder, "--labels", "a, b"]
+    command = [sys.executable, "-m", "fleetbert.cli", "label", *map(str, words)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    pipe = os.open(tmp_path / "texts.txt", os.O_WRONLY)  # returns when the command reads
+    try:
+        while process.poll() is None:  # a signal that comes just before read() does not wake it
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+    finally:
+        process.kill()
+        _, said = process.communicate()
+        os.close(pipe)
+    assert process.returncode == 143, said
+    assert said == "stopped: SIGTERM: nothing is half written; start the same command again\n"

@@ -30,6 +30,7 @@ from fleetbert.deploy.inference.protocol.http_call import (
 from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse
 from fleetbert.deploy.inference.protocol.validation import (
     PARAMETERS,
+    QUESTION,
     RawRequest,
     unknown_parameters,
 )
@@ -203,7 +204,9 @@ def read_similarity(message: http_json.Json, core: Core) -> Asked:
 def read_plain(message: http_json.Json, core: Core) -> Asked:
     """POST /models/MODEL with {"text": ...}: an object for each text, for people to read."""
     model, version, target = http_call.find(message, core)
-    texts = read_texts(message.get("text"), "text")
+    usual = QUESTION if target.answers_questions else {}
+    message = {usual.get(name, name): value for name, value in message.items()}
+    texts = read_texts(message.get("text"), next(iter(usual), "text"))
     pairs = message.get("text_pair")
     pairs = None if pairs is None else read_texts(pairs, "text_pair")
     parameters = {name: message[name] for name in PARAMETERS if name in message}

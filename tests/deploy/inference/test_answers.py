@@ -96,6 +96,12 @@ def test_questions_are_answered_in_their_contexts(server, made):
     assert refused.startswith("input 'context' is missing")
     refused = post(f"v2/models/{QUESTIONS}/infer", {"inputs": inputs[1:]}, 400)["error"]
     assert refused.startswith("input 'question' is missing")
+    (plain,) = post(f"models/{QUESTIONS}", {"question": questions[0], "context": contexts[0]})[
+        "answers"
+    ]
+    assert plain["answer"]["text"] == expected[0].text
+    refused = post(f"models/{QUESTIONS}", {"context": contexts[0]}, 400)["error"]
+    assert refused == "question has to be a text or a list of texts, at least one"
     for question, context, one in zip(questions, contexts, expected):
         message = {"inputs": {"question": question, "context": context}}
         found = post("question-answering", {**message, "parameters": None})
