@@ -18,6 +18,7 @@ import paddle
 
 from fleetbert import config as schema
 from fleetbert import tasks
+from fleetbert.compat import environment
 from fleetbert.core.errors import UserError
 from fleetbert.data import folds
 from fleetbert.data.split import Split, choose
@@ -162,17 +163,23 @@ def _left_out(job: schema.Config, labels: list[str]) -> tuple[np.ndarray, np.nda
     for part in range(_parts(job)):
         if len(truth) >= ENOUGH_LEFT_OUT:
             break
-        task = open_task(job, kind=partial(FewLabels, left_out=part), labels=labels)
-        assert isinstance(task, FewLabels) and task.held is not None
-        texts = len(task.held.labels)
-        log.info(f"trainer.calibrate: trains again with {texts} of the texts left out")
-        run = Run(job, Single(set_device(job.trainer.device)), task)
-        run.callbacks = [Progress()] if job.callbacks.progress else []
-        run.train()  # writes nothing
-        task.network.eval()
-        task.complete(task.network)
-        with paddle.no_grad():
-            outputs = task.outputs(task.network, task.held)
-        truth = np.concatenate([truth, task.held.labels])
-        logits = np.concatenate([logits, outputs])
+        held, outputs = _train_without(job, labels, part)
+        environment.give_back_memory()
+        truth, logits = np.concatenate([truth, held.labels]), np.concatenate([logits, outputs])
     return truth, logits
+
+
+def _train_without(job: schema.Config, labels: list[str], part: int) -> tuple[Split, np.ndarray]:
+    """A part of the training texts, and its logits by a training without it."""
+    task = open_task(job, kind=partial(FewLabels, left_out=part), labels=labels)
+    assert isinstance(task, FewLabels) and task.held is not None
+    texts = len(task.held.labels)
+    log.info(f"trainer.calibrate: trains again with {texts} of the texts left out")
+    run = Run(job, Single(set_device(job.trainer.device)), task)
+    run.callbacks = [Progress()] if job.callbacks.progress else []
+    run.train()  # writes nothing
+    run.strategy.release()
+    task.network.eval()
+    task.complete(task.network)
+    with paddle.no_grad():
+        return task.held, task.outputs(task.network, task.held)
