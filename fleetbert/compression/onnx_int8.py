@@ -29,6 +29,7 @@ from fleetbert.compression import token_scales
 from fleetbert.compression.gate import Sample, texts_per_s
 from fleetbert.compression.texts import Feeds
 from fleetbert.compression.work import Ready, Work
+from fleetbert.core import progress
 from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
 from fleetbert.export import onnx
@@ -129,7 +130,10 @@ def quantize(
 
 class _Reader(quantization.CalibrationDataReader):
     def __init__(self, batches: Sequence[Feeds], inputs: Sequence[str]):
-        self._left = ({name: batch[name] for name in inputs} for batch in batches)
+        bar = progress.bar(
+            iterable=batches, desc="calibrate", unit=" batches", disable=not progress.watched()
+        )
+        self._left = ({name: batch[name] for name in inputs} for batch in bar)
 
     def get_next(self) -> Feeds | None:
         return next(self._left, None)
