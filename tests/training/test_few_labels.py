@@ -83,7 +83,7 @@ def test_probabilities_are_those_of_texts_that_a_training_left_out(tiny_encoder,
         given = {"init": tiny_encoder, "few_shot": True, **KEYS, "trainer.calibrate": share}
         run = fleetbert.train(train, output_dir=tmp_path / str(share), **given)
         reports.append(fleetbert.load(run.bundle).evaluate(dev))
-    assert caplog.text.count("trains again, without 12 texts") == 4  # as there are fewer than 50
+    assert caplog.text.count("trains again with 12 of the texts") == 4  # as there are fewer than 50
     assert reports[1]["accuracy"] == reports[0]["accuracy"]
     assert reports[1]["ece"] < reports[0]["ece"] / 2, reports
 
