@@ -63,7 +63,7 @@ def calibrated(work: Work) -> Prepared:
     prepared = of_texts(source, batches, settings.algorithm, work.job.skip)
     prepared = prepared.telling(smoothed=work.smoothed)
     if settings.split == "auto":
-        log.info("split: trying outlier channels in pieces")
+        log.info("split: outlier channels are tried in pieces")
         prepared = in_pieces(prepared, source, batches, work.largest)
     if settings.correct_bias:
         prepared = corrected(prepared, source.layers, sensitivity.spread(batches))
