@@ -97,7 +97,7 @@ class Run:
         self.state = State()
         self.total_steps = self._count_steps()
         self.precision = precision.choose(job.precision, connected.device, _float32(job, task))
-        if job.trainer.compile:  # needs Paddle's own layers: NumPy's cannot be traced
+        if job.trainer.compile:  # needs Paddle's own layers: oneDNN's calls cannot be traced
             compiled.compile_training(task.network, connected.device)
             self.precision.functions = None
         if job.precision.level == "auto" and connected.world_size > 1:
