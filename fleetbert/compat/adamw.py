@@ -27,12 +27,12 @@ def by_onednn(parameter: paddle.Tensor, gradient: paddle.Tensor) -> bool:
         and parameter.place.is_cpu_place()
         and parameter.dtype == gradient.dtype == paddle.float32
         and gradient.is_dense()
-        and onednn.is_there()
     )
 
 
 class AdamW(paddle.optimizer.AdamW):  # type: ignore[misc]  # Paddle has no types
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2). grad_clip: a `training.optimizer.Clip`."""
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2), where oneDNN is. grad_clip: a
+    `training.optimizer.Clip`."""
 
     def _append_optimize_op(self, block: object, pair: Any) -> object:
         parameter, gradient = pair

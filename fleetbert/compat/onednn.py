@@ -16,14 +16,7 @@ import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
 from fleetbert.compat import onednn_primitives as primitives
-from fleetbert.compat.onednn_primitives import (
-    BFLOAT16,
-    BYTES,
-    FLOAT32,
-    Applied,
-    Function,
-    View,
-)
+from fleetbert.compat.onednn_primitives import BFLOAT16, BYTES, FLOAT32, Applied, Function, View
 
 DTYPES = {
     np.dtype(np.uint16): BFLOAT16,

@@ -13,7 +13,7 @@ from paddle import nn
 from paddle.regularizer import L2Decay
 
 from fleetbert import config as schema
-from fleetbert.compat import adamw, training
+from fleetbert.compat import adamw, onednn, training
 
 # Each parameter and its gradient, if it has one.
 Gradients = List[Tuple[paddle.Tensor, paddle.Tensor]]
@@ -112,10 +112,10 @@ def _make(
             lamb_weight_decay=decay,
             exclude_from_weight_decay_fn=lambda parameter: parameter.name in spared,
         )
-    shared["grad_clip"].leaves = adamw.by_onednn
-    return adamw.AdamW(
-        **shared, weight_decay=decay, apply_decay_param_fun=lambda name: name not in spared
-    )
+    kind = paddle.optimizer.AdamW
+    if onednn.is_there():
+        kind, shared["grad_clip"].leaves = adamw.AdamW, adamw.by_onednn
+    return kind(**shared, weight_decay=decay, apply_decay_param_fun=lambda name: name not in spared)
 
 
 class Lars(paddle.optimizer.Momentum):
