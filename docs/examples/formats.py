@@ -16,7 +16,7 @@ import fleetbert.compat.prepared  # noqa: F401  before the first import of paddl
 import paddle  # isort: skip
 
 from fleetbert import bundle as bundles
-from fleetbert.bench import infer, worker
+from fleetbert.bench import infer, infer_texts, worker
 from fleetbert.compression import from_program
 from fleetbert.core import errors
 from fleetbert.data import ragged, tokenizers
@@ -28,7 +28,7 @@ ORDERS = {"arrival": "as texts come", "length": "sorted by length"}
 class Eager:
     """The network as Python runs it, layer by layer; asked as the processes of `bench infer`."""
 
-    def __init__(self, bundle: bundles.Bundle, texts: infer.Texts):
+    def __init__(self, bundle: bundles.Bundle, texts: infer_texts.Texts):
         self.texts, self.pad_id = texts, tokenizers.open(bundle).pad_id
         source = from_program.open_bundle(bundle, dropout=0.0)
         shape = weights.bert_config(source, len(bundle.labels), 0, self.pad_id)
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
     bundle = bundles.read(given.bundle)
     orders = [f"{order}:{size}" for order in ORDERS for size in given.batch_sizes]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        texts = infer.tokenize(bundle, given.data, given.texts, orders, Path(folder))
+        texts = infer_texts.tokenize(bundle, given.data, given.texts, orders, Path(folder))
         workers = {"eager": Eager(bundle, texts)}
         for name in infer.choose(bundle, given.variants):
             opened = infer.open_engine(bundle, name, texts, given.threads)

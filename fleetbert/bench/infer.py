@@ -1,7 +1,6 @@
 """`fleetbert bench infer`: the variants of a bundle answer the same texts, by turns.
 
-Texts come in three orders: one at a time, in arrival order in batches of 32, and sorted by length
-in batches of 2,048 tokens. The times are from token ids to logits, padding included.
+The times are from token ids to logits, padding included.
 """
 
 from __future__ import annotations
@@ -10,23 +9,20 @@ import argparse
 import statistics
 import sys
 from pathlib import Path
-from typing import Collection, List, NamedTuple, Sequence, Tuple
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
-from fleetbert.bench import infer_table, lengths, measure
+from fleetbert.bench import infer_table, infer_texts, lengths, measure
 from fleetbert.bench.infer_table import Measured
+from fleetbert.bench.infer_texts import Texts
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
 from fleetbert.core.errors import UserError
-from fleetbert.data import api_docs, tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
-from fleetbert.data.read import Example, read_as
-from fleetbert.data.tokenizers import Encodings
-from fleetbert.engines.engine import BATCH_TOKENS
+from fleetbert.data.records import Example
 
 DESCRIPTION = """\
 Measure the variants of a bundle by turns: texts/s, latency of one text, memory, accuracy.
@@ -41,37 +37,8 @@ measures the time of a text by its length and the size of its batch instead:
 
   fleetbert bench infer --bundle output/sst2/bundle --lengths --report lengths.html
 """
-BATCH_SIZE = 32
-ORDERS = {
-    "single": "one text at a time",
-    "arrival": f"batches of {BATCH_SIZE} as texts come, padded to the longest",
-    "sorted": f"texts of like length together, at most {BATCH_TOKENS:,} tokens a batch",
-}
-# Besides, with a size, as arrival:8.
-SIZED = {
-    "arrival": "batches of {} as texts come, padded to the longest",
-    "length": "batches of {} texts of like length, padded to the longest",
-}
 EXACT = ("float32", "onnx")  # compute what was trained, but for rounding
 WORKER = ("-m", "fleetbert.bench.infer_worker")
-
-# Indices of the texts of each batch, and the tokens that its rows are padded to.
-Batches = List[Tuple[List[int], int]]
-
-
-class Texts(NamedTuple):
-    """What all engines answer: `path` is a .npz file with the token ids, for the workers. timed:
-    orders of which the times of single batches are told."""
-
-    examples: list[Example]
-    encodings: Encodings
-    plans: dict[str, Batches]
-    path: Path
-    timed: Collection[str] = ("single",)
-
-    @property
-    def tokens(self) -> int:
-        return int(self.encodings.lengths.sum())
 
 
 class Row(NamedTuple):
@@ -117,31 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", type=measure.output, metavar="FILE", help="--lengths: a page with the curves"
     )
-    add_texts(parser)
-
-
-def add_texts(parser: argparse.ArgumentParser) -> None:
-    """The options of what is answered and how."""
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        help="texts: .tsv, .csv or .jsonl; with labels also accuracy (default: api_docs)",
-    )
-    parser.add_argument(
-        "--orders",
-        type=order_names,
-        default=list(ORDERS),
-        metavar="A,B",
-        help=f"order of texts (default: {','.join(ORDERS)}); arrival:N, length:N: batches of N",
-    )
-    parser.add_argument(
-        "--drops",
-        type=lambda text: [float(number) for number in text.split(",")],
-        default=[0.015],
-        metavar="D,D",
-        help="drops of accuracy that early exit may have, a row each (default: 0.015: 1.5 points)",
-    )
-    measure.add_numbers(parser, texts=(1000, "limit of texts, from the first on"))
+    infer_texts.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -156,7 +99,9 @@ def run(arguments: argparse.Namespace) -> None:
     )
     engines, missing = choose(bundle, arguments.engines), []
     with measure.workplace() as (folder, stack):
-        texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, folder, points)
+        texts = infer_texts.tokenize(
+            bundle, arguments.data, arguments.texts, arguments.orders, folder, points
+        )
         workers: dict[str, Worker] = {}
         for engine in engines:
             try:
@@ -178,7 +123,7 @@ def run(arguments: argparse.Namespace) -> None:
         f"{arguments.data or 'api_docs'}. Tokenizing is not timed.",
         *([f"Not measured: {'; '.join(missing)}."] if missing else []),
     ]
-    orders = [f"{order}: {described(order)}." for order in arguments.orders]
+    orders = [f"{order}: {infer_texts.described(order)}." for order in arguments.orders]
     notes = [*known, *([] if points else orders), *infer_table.difference_notes(measured, EXACT)]
     table = lengths.table_rows(measured, points) if points else infer_table.table_rows(measured)
     measure.finish(
@@ -190,90 +135,12 @@ def run(arguments: argparse.Namespace) -> None:
         measure.say(f"report: {page}")
 
 
-def order_names(text: str) -> list[str]:
-    """The type of --orders."""
-    for order in text.split(","):
-        kind, _, size = order.partition(":")
-        if order not in ORDERS and not (kind in SIZED and size.isdecimal() and int(size)):
-            sized = ", ".join(f"{kind}:N" for kind in SIZED)
-            raise argparse.ArgumentTypeError(f"{order} is none of {', '.join(ORDERS)}, {sized}")
-    return text.split(",")
-
-
-def described(order: str) -> str:
-    kind, _, size = order.partition(":")
-    return SIZED[kind].format(size) if size else ORDERS[order]
-
-
 def choose(bundle: bundles.Bundle, wanted: Sequence[str] | None) -> list[str]:
     variants = [variant.name for variant in bundle.manifest.variants]
     for name in wanted or []:
         if name not in variants:
             raise UserError(f"--engines: {name} is unknown; choose from {', '.join(variants)}")
     return variants if wanted is None else list(wanted)
-
-
-def tokenize(
-    bundle: bundles.Bundle,
-    data: str | None,
-    most: int,
-    orders: Sequence[str],
-    folder: Path,
-    points: Sequence[lengths.Point] | None = None,
-) -> Texts:
-    """The first `most` texts of the table `data` as token ids, in a file of `folder` too; points:
-    texts of these lengths, of the same tokens."""
-    pair = bundle.task.pair
-    if data is not None:
-        form = tasks.of(bundle.task).labels.table_format(data, labelled=False)
-        examples = read_as(data, form).examples[:most]
-    elif pair:
-        raise UserError("the bundle answers pairs of texts, api_docs has none: give --data")
-    else:
-        train, dev = api_docs.load()
-        examples = (dev + train)[:most]
-    tokenizer = tokenizers.open(bundle)
-    encodings = tokenizer.encode(
-        [example.text_a for example in examples],
-        [example.text_b or "" for example in examples] if pair else None,
-        bundle.max_length,
-    )
-    plans = None
-    if points:
-        encodings, plans = lengths.texts_of(encodings, points)
-        examples = [Example("", None, None, 0)] * len(encodings.ids)
-    np.savez(
-        folder / "texts.npz",
-        ids=np.concatenate(encodings.ids),
-        lengths=encodings.lengths,
-        first_lengths=encodings.first_lengths,
-        pad_id=tokenizer.pad_id,
-    )
-    path = folder / "texts.npz"
-    if plans is None:
-        return Texts(examples, encodings, plan(encodings, orders), path)
-    return Texts(examples, encodings, plans, path, timed=plans)
-
-
-def plan(encodings: Encodings, orders: Sequence[str] = tuple(ORDERS)) -> dict[str, Batches]:
-    lengths: list[int] = encodings.lengths.tolist()
-
-    def batches(order: str) -> Batches:
-        if order == "sorted":
-            planned = [texts.tolist() for texts in plan_inference(encodings.lengths, BATCH_TOKENS)]
-        else:
-            kind, _, given = order.partition(":")
-            size = int(given or {"single": 1, "arrival": BATCH_SIZE}[order])
-            texts = list(range(len(lengths)))
-            if kind == "length":
-                texts.sort(key=lengths.__getitem__)
-            planned = [texts[start : start + size] for start in range(0, len(texts), size)]
-        longest = [max(lengths[index] for index in part) for part in planned]
-        if order == "sorted":
-            longest = [round_up(length, SAFE_LENGTHS) for length in longest]
-        return list(zip(planned, longest))
-
-    return {order: batches(order) for order in orders}
 
 
 def open_engine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -14,12 +14,13 @@ from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import Encodings
 
 if TYPE_CHECKING:
-    from fleetbert.bench.infer import Batches
     from fleetbert.bench.infer_table import Measured
 
 LENGTHS = "16,32,64,128,256,512"
 SIZES = "1,8,32"
 LEAST, MOST, TEXTS = 2, 8, 64  # batches that a turn answers, of so many texts together
+# Indices of the texts of each batch, and the tokens that its rows are padded to.
+Batches = List[Tuple[List[int], int]]
 STYLES = ("-", "--", ":", "-.")
 
 

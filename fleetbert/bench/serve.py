@@ -19,7 +19,7 @@ import requests
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
-from fleetbert.bench import infer, measure
+from fleetbert.bench import infer, infer_texts, measure
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.serve_client import MODEL
 from fleetbert.bench.worker import Json
@@ -86,7 +86,7 @@ class Bench(NamedTuple):
     clients: Worker
     sizes: Sequence[int]  # texts of a request
     offline: Worker | None = None
-    texts: infer.Texts | None = None
+    texts: infer_texts.Texts | None = None
 
     def ways(self) -> list[Way]:
         return [
@@ -224,7 +224,7 @@ def start(
             f"bundle {bundle.root} does not answer single texts with a label; name one that does"
         )
     threads = arguments.threads
-    texts = infer.tokenize(bundle, arguments.data, arguments.texts, ["sorted"], folder)
+    texts = infer_texts.tokenize(bundle, arguments.data, arguments.texts, ["sorted"], folder)
     server = stack.enter_context(serve(folder, bundle, arguments.variant, threads))
     url = f"http://{server.addresses['http']}/v2/models/{MODEL}"
     variant = str(requests.get(url, timeout=60).json()["parameters"]["variant"])

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.bench import infer, infer_table, measure
+from fleetbert.bench import infer, infer_table, infer_texts, measure
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
@@ -41,9 +41,9 @@ def test_plans_cover_all_texts_once():
     lengths = np.random.default_rng(1).integers(3, 129, 100)
     ids = [np.zeros(length, np.int32) for length in lengths]
     encodings = Encodings(ids, lengths.astype(np.int32), 0)
-    plans = infer.plan(encodings)
-    assert list(plans) == list(infer.ORDERS)
-    plans.update(infer.plan(encodings, ["arrival:16", "length:8"]))
+    plans = infer_texts.plan(encodings)
+    assert list(plans) == list(infer_texts.ORDERS)
+    plans.update(infer_texts.plan(encodings, ["arrival:16", "length:8"]))
     for batches in plans.values():
         found = [index for indices, _ in batches for index in indices]
         assert sorted(found) == list(range(100))

@@ -34,7 +34,7 @@ from benchmarks import harness, infer
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer as answering
-from fleetbert.bench import measure
+from fleetbert.bench import infer_texts, measure
 from fleetbert.bench.worker import Json
 from fleetbert.compression import paired
 from fleetbert.core.errors import UserError
@@ -264,7 +264,7 @@ def _answers(
     """Keep the logits of all unseen texts as ENGINE.npy, and tell what is lost against float32."""
     bundle = bundles.read(folder / "run" / "bundle")
     (folder / "texts").mkdir(exist_ok=True)
-    texts = answering.tokenize(bundle, str(tables["unseen"]), 10**6, [ORDER], folder / "texts")
+    texts = infer_texts.tokenize(bundle, str(tables["unseen"]), 10**6, [ORDER], folder / "texts")
     if engine in PEERS:
         first = next(iter(infer.PEERS[PEERS[engine]].settings.values()))
         job = {**infer.peer_job(bundle, str(tables["train"])), **first}

@@ -19,9 +19,10 @@ from typing import NamedTuple, Sequence
 from benchmarks import harness
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
-from fleetbert.bench import infer, infer_table, measure
-from fleetbert.bench.infer import Row, Texts
+from fleetbert.bench import infer, infer_table, infer_texts, measure
+from fleetbert.bench.infer import Row
 from fleetbert.bench.infer_table import Measured
+from fleetbert.bench.infer_texts import Texts
 from fleetbert.bench.measure import Worker
 from fleetbert.bench.worker import Json
 from fleetbert.core.errors import UserError
@@ -96,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers", type=measure.words, default=list(PEERS), metavar="A,B", help="(all of them)"
     )
     parser.add_argument("--calibration", metavar="FILE", help="texts for peers' int8 (--data)")
-    infer.add_texts(parser)
+    infer_texts.add_arguments(parser)
     harness.add_peer(parser)
 
 
@@ -107,7 +108,9 @@ def run(arguments: argparse.Namespace) -> Result:
     with measure.workplace() as (folder, stack):
         bundle = bundles.read(arguments.bundle)
         engines = [name for name in infer.choose(bundle, arguments.engines) if name != "onnx"]
-        texts = infer.tokenize(bundle, arguments.data, arguments.texts, arguments.orders, folder)
+        texts = infer_texts.tokenize(
+            bundle, arguments.data, arguments.texts, arguments.orders, folder
+        )
         with_parts = with_trials(texts)
         tried, rows, missing = [["", "tried, texts/s"]], {}, []
         for name in arguments.peers:
@@ -136,7 +139,7 @@ def run(arguments: argparse.Namespace) -> Result:
         f"Answering {len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens",
         [infer_table.table_rows(measured), *[[COMPARED, *compared]] * bool(compared), tried],
         [
-            *(f"{order}: {infer.described(order)}." for order in arguments.orders),
+            *(f"{order}: {infer_texts.described(order)}." for order in arguments.orders),
             f"{arguments.threads} threads. Tokenizing is not timed. A peer's settings were tried "
             f"on {TRIED} batches (single: 100 texts); its peak MB holds what compiling took.",
             "Peers: " + (", ".join(versions) or "none") + ".",
@@ -205,7 +208,7 @@ def peer_job(bundle: bundles.Bundle, calibration: str | None) -> Json:
     folder = files / "calibration"
     if not folder.is_dir():
         folder.mkdir()
-        infer.tokenize(bundle, calibration, CALIBRATION, ["single"], folder)
+        infer_texts.tokenize(bundle, calibration, CALIBRATION, ["single"], folder)
     return {
         "folder": str(bundle.root.resolve().with_name("model")),
         "files": str(files),

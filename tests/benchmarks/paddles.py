@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
-from fleetbert.bench import infer, measure, train
+from fleetbert.bench import infer, infer_texts, measure, train
 from fleetbert.bench.measure import Worker
 from fleetbert.bench.worker import Json
 from fleetbert.core.errors import UserError
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> Result:
             raise UserError(f"{python} is not there: make venv, make venv PADDLE=3")
     bundle, threads = bundles.read(arguments.bundle), arguments.threads
     with measure.workplace() as (folder, stack):
-        texts = infer.tokenize(bundle, None, arguments.texts, ORDERS, folder)
+        texts = infer_texts.tokenize(bundle, None, arguments.texts, ORDERS, folder)
         changes = [*arguments.overrides, *write_tables(folder), "trainer.log_every=1"]
         workers: dict[str, Worker] = {}
         for version, python in PYTHONS.items():

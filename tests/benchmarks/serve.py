@@ -18,8 +18,7 @@ from typing import Callable, NamedTuple, Sequence
 from benchmarks import harness, infer, servers
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
-from fleetbert.bench import infer as own_infer
-from fleetbert.bench import measure, serve
+from fleetbert.bench import infer_texts, measure, serve
 from fleetbert.bench.serve import OURS, Way
 from fleetbert.bench.worker import Json
 from fleetbert.core.errors import UserError
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> Result:
     with measure.workplace() as (folder, stack):
         bundle = bundles.read(arguments.bundle)
         (folder / "texts").mkdir()
-        texts = own_infer.tokenize(
+        texts = infer_texts.tokenize(
             bundle, arguments.data, arguments.texts, ["sorted"], folder / "texts"
         )
         job = {
