@@ -119,11 +119,13 @@ def train_with(
     write_results: Callable[[Run, Summary], None] | None = None,
     first: Sequence[Callback] = (),
     last: Sequence[Callback] = (),
+    save_last: bool = True,
 ) -> Summary:
     """Train with a connected strategy; return the summary.
 
     open_trainable: opens what is trained. write_results: writes the results on rank 0 when all
-    steps are done. first, last: callbacks before and after all others.
+    steps are done. first, last: callbacks before and after all others. save_last: whether the last
+    step gets a checkpoint.
     """
     if job.data.folds is not None:
         raise UserError("data.folds: is for `fleetbert train` in one process; leave it out here")
@@ -140,7 +142,7 @@ def train_with(
                 log.warning(warning)
         environment.give_back_memory()
         run = Run(job, strategy, task)
-        run.callbacks = [*first, *build(run), *last]
+        run.callbacks = [*first, *build(run, save_last), *last]
         if strategy.rejoins:
             _rejoin(run)
         else:

@@ -57,7 +57,11 @@ def run(job: config.Config, trial: optuna.Trial) -> float:
         files.write_json(run.folder / "summary.json", summary)
 
     train_with(
-        connect(job), job.model_copy(update=keys), write_results=write, last=[Reports(trial)]
+        connect(job),
+        job.model_copy(update=keys),
+        write_results=write,
+        last=[Reports(trial)],
+        save_last=False,  # nobody reads its weights
     )
     if not values or math.isnan(values[0]):
         raise UserError("the dev texts gave no number to compare")

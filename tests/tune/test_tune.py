@@ -122,13 +122,18 @@ def test_a_search_goes_on_where_it_was(error, job, tmp_path, monkeypatch):
 
 
 def test_trials_that_fall_behind_are_pruned(job, tmp_path, monkeypatch):
+    """And no trial saves its last step, which nobody reads."""
+    from fleetbert.training import checkpoint
     from fleetbert.tune import search
 
+    saved, save = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *given: saved.append(given[0]) or save(*given))
     monkeypatch.setattr(optuna.Trial, "should_prune", lambda trial: trial.number == 1)
     search.tune(job, "learning_rate=1e-3|2e-3", trials=2)
     states = [trial.state.name for trial in trials(tmp_path / "run")]
     assert states == ["COMPLETE", "PRUNED"]
     assert list(trials(tmp_path / "run")[1].intermediate_values) == [1]
+    assert saved == [tmp_path / "run" / "trial-1" / "checkpoints"]  # of its first epoch
 
 
 def test_without_optuna_a_sentence_names_the_extra(tiny_data, tmp_path, monkeypatch, capfd):

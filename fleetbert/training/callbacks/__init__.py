@@ -26,8 +26,11 @@ log = logging.getLogger(__name__)
 __all__ = ["Callback", "build"]
 
 
-def build(run: Run) -> list[Callback]:
-    """Return the callbacks of a run, in calling order. Only rank 0 writes files."""
+def build(run: Run, save_last: bool = True) -> list[Callback]:
+    """Return the callbacks of a run, in calling order. Only rank 0 writes files.
+
+    save_last: see `Checkpoints`.
+    """
     settings = run.job.callbacks
     first = run.strategy.rank == 0
     chosen: list[Callback] = []
@@ -47,7 +50,7 @@ def build(run: Run) -> list[Callback]:
     if first and settings.progress:
         chosen.append(Progress())
     # Evaluation before checkpoints: a new best is to be saved with the step that reached it.
-    chosen += [Evaluation(), Checkpoints()]
+    chosen += [Evaluation(), Checkpoints(save_last)]
     if run.job.trainer.patience is not None:
         chosen.append(EarlyStopping())
     return chosen

@@ -11,6 +11,11 @@ from fleetbert.training.loop import Callback, Run
 
 
 class Checkpoints(Callback):
+    """last: whether the last step is saved although no signal stops the run at it."""
+
+    def __init__(self, last: bool = True):
+        self.last = last
+
     def on_start(self, run: Run) -> None:
         stopping.steps_run(True)
 
@@ -19,7 +24,9 @@ class Checkpoints(Callback):
         received = stopping.received()
         stop = run.strategy.any(received is not None)
         new_best = run.state.best.get("step") == run.state.step
-        if stop or new_best or run.is_due(run.job.trainer.checkpoint_every):
+        is_due = new_best or run.is_due(run.job.trainer.checkpoint_every)
+        is_read = self.last or run.state.step < run.total_steps
+        if stop or (is_due and is_read):
             self.save(run)
         if stop:
             raise stopping.stopped(
