@@ -14,7 +14,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert.models import activations, layers
-from fleetbert.models.layers import Dropout, LayerNorm, Linear
+from fleetbert.models.layers import Dropout, Embedding, LayerNorm, Linear
 
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
 MASKED_SCORE = -1e4
@@ -53,9 +53,9 @@ class Embeddings(nn.Layer):
     def __init__(self, config: BertConfig):
         super().__init__()
         width = config.embedding_size or config.hidden_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, width)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.word_embeddings = Embedding(config.vocab_size, width)
+        self.position_embeddings = Embedding(config.max_position_embeddings, width)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, width)
         self.layer_norm = LayerNorm(width, epsilon=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 

@@ -27,6 +27,7 @@ from paddle.profiler import RecordEvent
 from fleetbert.compat import onednn
 from fleetbert.compat.onednn import ADD, PostOp, matmul, view
 from fleetbert.compat.onednn_primitives import LINEAR, View
+from fleetbert.compat.touched_rows import TouchedRows
 from fleetbert.models import activations, layers
 from fleetbert.models.dropout import Dropout, dropout
 
@@ -55,11 +56,19 @@ class Functions(layers.Functions):
     """For the forward of training steps. The parts of an encoder's layer are not called then, nor
     are hooks of theirs.
 
-    kind: the element type of products.
+    kind: the element type of products. words: the table of which AdamW moves the touched rows, if
+    it does so.
     """
+
+    words: TouchedRows | None = None
 
     def __init__(self, kind: np.dtype):
         self.kind = kind
+
+    def embedding(self, layer: layers.Embedding, ids: Tensor) -> Tensor:
+        if self.words is None or layer.weight is not self.words.table:
+            return super().embedding(layer, ids)
+        return self.words.lookup(ids)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         small = x.size * weight.shape[1] < SMALLEST

@@ -32,6 +32,9 @@ class Functions:
         """x W + b; x (..., in), weight (in, out)."""
         return F.linear(x, weight, bias)
 
+    def embedding(self, layer: Embedding, ids: Tensor) -> Tensor:
+        return nn.Embedding.forward(layer, ids)
+
     def layer_norm(self, layer: LayerNorm, x: Tensor) -> Tensor:
         return nn.LayerNorm.forward(layer, x)
 
@@ -64,6 +67,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return _functions.linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return _functions.embedding(self, ids)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -29,6 +29,7 @@ from fleetbert.training import (
     precision,
     reader,
     sparse_table,
+    touched_rows,
 )
 from fleetbert.training.strategies.single import Single, Step
 from fleetbert.training.trainable import Described, Trainable
@@ -190,6 +191,9 @@ class Run:
         began = time.perf_counter()
         try:
             heartbeat.note_step(self.resumed_at, 0)
+            known = Callback.on_gradients
+            watched = any(type(each).on_gradients is not known for each in self.callbacks)
+            touched_rows.choose(self.strategy, watched)
             self.each(lambda callback: callback.on_start(self))
             self._steps()
             self.check_best()

@@ -71,7 +71,7 @@ class Clip(nn.ClipGradByGlobalNorm):
         self.factor = min(1.0, float(self.clip_norm / norm))
         for parameter, gradient in known if self.factor < 1 else ():
             if self.leaves is None or not self.leaves(parameter, gradient):
-                gradient.scale_(self.factor)
+                training.multiply(gradient, self.factor)
         return params_grads
 
 

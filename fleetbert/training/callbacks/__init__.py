@@ -18,7 +18,7 @@ from fleetbert.training.callbacks.half_operators import HalfOperators
 from fleetbert.training.callbacks.metrics import MetricsFile
 from fleetbert.training.callbacks.profiler import Profiler
 from fleetbert.training.callbacks.progress import Progress
-from fleetbert.training.callbacks.tracking import Tracking
+from fleetbert.training.callbacks.tracking import Histograms, Tracking
 from fleetbert.training.loop import Callback, Run
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ def build(run: Run, save_last: bool = True) -> list[Callback]:
         log.info(f"VisualDL logs are not written: they need {extras.command('tracking')}")
         targets["visualdl"] = False
     if first and any(targets.values()):
-        chosen.append(Tracking({kind: target for kind, target in targets.items() if target}))
+        tracking = Histograms if settings.histograms else Tracking
+        chosen.append(tracking({kind: target for kind, target in targets.items() if target}))
     if first and settings.progress:
         chosen.append(Progress())
     # Evaluation before checkpoints: a new best is to be saved with the step that reached it.

@@ -35,18 +35,6 @@ class Tracking(Callback):
     def on_log(self, run: Run, row: Row) -> None:
         self._write("train", run, row)
 
-    def on_gradients(self, run: Run) -> None:
-        step, settings = run.state.step + 1, run.job
-        if not settings.callbacks.histograms or step % settings.trainer.log_every:
-            return
-        scale = run.precision.scale / run.precision.factor  # what the scaler's step will divide by
-        for name, parameter in run.task.network.named_parameters():
-            if parameter.grad is not None:
-                values = parameter.grad.astype("float32").numpy().ravel() / np.float32(scale)
-                values = values[np.isfinite(values)]
-                for tracker in self.open.values() if len(values) else ():
-                    tracker.histogram(step, f"gradient/{name}", values)
-
     def on_evaluation(self, run: Run, metrics: Metrics) -> None:
         self._write("dev", run, metrics)
         for label, curve in metrics.get("precision_recall", {}).items():
@@ -71,6 +59,22 @@ class Tracking(Callback):
         }
         for tracker in self.open.values():
             tracker.log(run.state.step, figures)
+
+
+class Histograms(Tracking):
+    """And histograms of the gradients."""
+
+    def on_gradients(self, run: Run) -> None:
+        step = run.state.step + 1
+        if step % run.job.trainer.log_every:
+            return
+        scale = run.precision.scale / run.precision.factor  # what the scaler's step will divide by
+        for name, parameter in run.task.network.named_parameters():
+            if parameter.grad is not None:
+                values = parameter.grad.astype("float32").numpy().ravel() / np.float32(scale)
+                values = values[np.isfinite(values)]
+                for tracker in self.open.values() if len(values) else ():
+                    tracker.histogram(step, f"gradient/{name}", values)
 
 
 def draw_graph(folder: Path, network: paddle.nn.Layer) -> None:

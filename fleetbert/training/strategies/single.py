@@ -13,6 +13,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from fleetbert.compat import training
+from fleetbert.compat.touched_rows import TouchedRows
 from fleetbert.core.errors import UserError
 from fleetbert.tasks import Arrays, Part
 from fleetbert.training.precision import Precision
@@ -41,6 +42,7 @@ class Single:
     def __init__(self, device: str):
         self.device = device
         self.on_gradients: Callable[[], object] = lambda: None  # before an update; the loop's
+        self.words: TouchedRows | None = None  # whose rows an update moves; see touched_rows.py
 
     def prepare(
         self, task: Trainable, optimizer: Optimizer, schedule: LRScheduler, precision: Precision
@@ -155,12 +157,16 @@ class Single:
 
     def release(self) -> None:
         """Free the optimizer's states, twice the weights. Nothing can be trained or saved then."""
+        Single.synchronize(self)
         del self.optimizer
+        self.words = self.precision.functions = None
         gc.collect()  # the optimizer and its parameters know each other
 
     def synchronize(self, saving: bool = False) -> None:
         """Give `task.network` the weights that all ranks have learned. Called on all ranks before
         evaluations, and with `saving` before `state` is saved."""
+        if self.words is not None:
+            self.words.settle()
 
     def share_loss(self, part: float) -> float:
         """Return the mean loss of a step from this rank's share of it (`Step.loss`)."""
