@@ -53,7 +53,7 @@ def test_each_file_is_whole_or_absent(trainer, small_disk, monkeypatch, hook, st
             fill(disk, left)
 
     first = type("First", (Callback,), {hook: filling})()
-    monkeypatch.setattr(training, "build", lambda run: [first, *build(run)])
+    monkeypatch.setattr(training, "build", lambda *given: [first, *build(*given)])
     with pytest.raises(UserError, match=f"({named}).* cannot be written.*No space left on device"):
         trainer(output, ALL, results=True)
     monkeypatch.undo()

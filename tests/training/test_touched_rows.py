@@ -13,7 +13,7 @@ from numpy_adamw import NumpyAdamW, linear_rate
 from fleetbert import config
 from fleetbert.compat import adamw, onednn, touched_rows, training
 from fleetbert.models import layers
-from fleetbert.training import checkpoint, optimizer
+from fleetbert.training import checkpoint, job, optimizer
 from fleetbert.training.loop import Callback
 
 pytestmark = pytest.mark.skipif(not onednn.is_there(), reason="this Paddle carries no oneDNN")
@@ -108,18 +108,14 @@ JOB = {
 
 
 @pytest.fixture
-def train(trainer, tmp_path, monkeypatch):
+def train(trainer, tmp_path, monkeypatch, no_results):
     """train(folder, changes, callback) trains on texts that have a third of the words."""
     monkeypatch.chdir(tmp_path)
     tiny_job.write_table(tmp_path / "few.tsv", 12, 1)
 
     def train(folder, changes, callback=Watcher):
-        with monkeypatch.context() as patch:
-            from fleetbert.training import job
-
-            build = job.build
-            patch.setattr(job, "build", lambda run: [*build(run), callback()])
-            return trainer(tmp_path / folder, {**JOB, **changes})["keeps_rows"]
+        described = trainer.job(tmp_path / folder, {**JOB, **changes})
+        return job.train(described, callbacks=[callback()]).summary["keeps_rows"]
 
     return train
 
