@@ -163,8 +163,8 @@ def reading_of(
 
 def read_as(reading: Reading) -> Dict[str, object]:
     """The keys of `data` by which a job reads texts so."""
-    names = ("max_length", "long_texts", "stride")
-    return {name: getattr(reading, name) for name in names}
+    stride = reading.stride if reading.long_texts == "windows" else None
+    return {"max_length": reading.max_length, "long_texts": reading.long_texts, "stride": stride}
 
 
 def check_long_texts(task: str, long_texts: str, section: str = "") -> None:
@@ -175,8 +175,16 @@ def check_long_texts(task: str, long_texts: str, section: str = "") -> None:
         )
 
 
-def check_stride(stride: Optional[int], max_length: int, section: str = "") -> None:
-    if stride is not None and not 0 <= stride <= max_length // 2:
+def check_stride(
+    stride: Optional[int], max_length: int, long_texts: str, section: str = ""
+) -> None:
+    if stride is None:
+        return
+    if long_texts != "windows":
+        raise ValueError(
+            f"{section}stride: is for {section}long_texts: windows; give both or neither"
+        )
+    if not 0 <= stride <= max_length // 2:
         raise ValueError(
             f"{section}stride: windows may share from 0 to half of {section}max_length "
             f"({max_length}) tokens; change it, or leave it out"
@@ -184,7 +192,7 @@ def check_stride(stride: Optional[int], max_length: int, section: str = "") -> N
 
 
 def check_data(data: Data) -> None:
-    check_stride(data.stride, data.max_length, "data.")
+    check_stride(data.stride, data.max_length, data.long_texts, "data.")
     if (data.train is None) == (data.builtin is None):
         raise ValueError("data.train: give either data.train or data.builtin")
     if data.builtin and data.dev:

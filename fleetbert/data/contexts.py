@@ -7,6 +7,7 @@ import numpy as np
 from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import WHOLE, Encodings, Tokenizer
 from fleetbert.data.tokenizers.base import OfLibrary, assemble
+from fleetbert.data.words import visible
 
 
 def encode(
@@ -23,7 +24,7 @@ def encode(
     assert isinstance(tokenizer, OfLibrary) and whole.divided is not None  # others have no offsets
     parts = [slice(*ends) for ends in whole.divided.tolist()]
     ids = [row[part].tolist() for row, part in zip(whole.ids, parts)]
-    places = [_trimmed(*of_one) for of_one in zip(numbers, offsets, parts)]
+    places = [visible(text, of[part]) for text, of, part in zip(numbers, offsets, parts)]
     template = tokenizer.template
     around = len(template.before) + len(template.between)
     room = max_length - around - len(template.after)
@@ -44,15 +45,3 @@ def encode(
         truncated=sum(len(some) < len(every) for some, every in zip(kept, firsts)),
         words=[places[text] + shift for text, shift in zip(texts, shifts)],
     )
-
-
-def _trimmed(text: str, offsets: np.ndarray, part: slice) -> np.ndarray:
-    """int32 [tokens, 3]: the tokens of a part that have characters, from 0, with these, but for the
-    blanks before."""
-    begins, ends = offsets[part].T
-    begins = begins.copy()
-    for number in np.flatnonzero(begins < ends).tolist():
-        piece = text[begins[number] : ends[number]]
-        begins[number] += len(piece) - len(piece.lstrip())
-    held = np.flatnonzero(begins < ends)
-    return np.stack([held, begins[held], ends[held]], 1).astype(np.int32)

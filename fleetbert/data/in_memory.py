@@ -244,7 +244,8 @@ def _fields(
         raise UserError(f"{where}: is a {type(row).__name__}; give a tuple, a dict or a text")
     order = ["text_a"] + ["text_b"] * (len(row) > 1 + labelled) + ["label"] * labelled
     if len(order) != len(row):
-        shape = "(text, label) or (text, text_b, label)" if labelled else "(text, text_b)"
+        labels = "(text, label), (text, text_b, label) or (question, context, answers)"
+        shape = labels if labelled else "(text, text_b)"
         raise UserError(f"{where}: has {len(row)} values; give {shape}")
     return {names[field][0]: _plain(value) for field, value in zip(order, row)}
 

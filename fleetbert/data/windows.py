@@ -93,21 +93,26 @@ class Draw(NamedTuple):
 
 
 def divide(
-    encodings: Encodings, texts: np.ndarray | None = None, draw: Draw | None = None
+    encodings: Encodings,
+    texts: np.ndarray | None = None,
+    draw: Draw | None = None,
+    always: bool = False,
 ) -> tuple[Encodings, Layout] | None:
-    """The windows of texts as rows; None where each text is one row. texts: numbers of the texts to
-    take; None: all. Beside a long repeated text of a pair, windows share half of what is left."""
+    """The windows of texts as rows; None where each text is one row, unless `always`. texts:
+    numbers of the texts to take; None: all. Beside a long repeated text of a pair, windows share
+    half of what is left."""
     reading = encodings.reading
     if encodings.divided is None or reading is None:
         return None
     numbers = np.arange(len(encodings.ids)) if texts is None else texts
-    lengths = np.asarray(encodings.lengths)[numbers].astype(np.int64)
-    if lengths.max(initial=0) <= reading.max_length:
+    wholes = [encodings.ids[number] for number in numbers.tolist()]
+    lengths = np.array([len(whole) for whole in wholes], np.int64)
+    if lengths.max(initial=0) <= reading.max_length and not always:
         return None
     divided = encodings.divided[numbers].astype(np.int64)
     ids, first_lengths, rows = [], [], []
-    for place, (number, length) in enumerate(zip(numbers.tolist(), lengths.tolist())):
-        text, first_length = encodings.ids[number], int(encodings.first_lengths[number])
+    for place, (number, text) in enumerate(zip(numbers.tolist(), wholes)):
+        length, first_length = len(text), int(encodings.first_lengths[number])
         first, last = divided[place].tolist()
         room = reading.max_length - length + last - first
         plan = windows(last - first, room, min(reading.stride, room // 2))

@@ -44,15 +44,11 @@ def of_tokens(text: str, offsets: np.ndarray) -> np.ndarray:
     A token that has characters of several words, as of Unigram in Chinese, makes one of them.
     """
     words = find(text)
-    begins, ends = offsets[:, 0].copy(), offsets[:, 1]
-    for number in np.flatnonzero(begins < ends).tolist():  # blanks before a word belong to tokens
-        part = text[begins[number] : ends[number]]
-        begins[number] += len(part) - len(part.lstrip())
-    held = np.flatnonzero(begins < ends)
+    held, begins, ends = visible(text, offsets).T
     if not len(held) or not len(words):
         return np.zeros((0, 3), np.int32)
-    first = np.searchsorted(words[:, 0], begins[held], "right") - 1
-    last = np.maximum(np.searchsorted(words[:, 0], ends[held] - 1, "right") - 1, first)
+    first = np.searchsorted(words[:, 0], begins, "right") - 1
+    last = np.maximum(np.searchsorted(words[:, 0], ends - 1, "right") - 1, first)
     reached = np.maximum.accumulate(last)  # the furthest word that tokens up to this one have
     new = np.ones(len(held), bool)
     new[1:] = first[1:] > reached[:-1]
@@ -60,6 +56,17 @@ def of_tokens(text: str, offsets: np.ndarray) -> np.ndarray:
     stops = np.append(places[1:], len(held)) - 1
     columns = [held[places], words[first[places], 0], words[reached[stops], 1]]
     return np.stack(columns, 1).astype(np.int32)
+
+
+def visible(text: str, offsets: np.ndarray) -> np.ndarray:
+    """int32 [tokens, 3] of each token that has characters: its number, and where these begin, after
+    blanks, which belong to tokens too, and end. offsets: int32 [tokens, 2]."""
+    begins, ends = offsets[:, 0].copy(), offsets[:, 1]
+    for number in np.flatnonzero(begins < ends).tolist():
+        piece = text[begins[number] : ends[number]]
+        begins[number] += len(piece) - len(piece.lstrip())
+    held = np.flatnonzero(begins < ends)
+    return np.stack([held, begins[held], ends[held]], 1).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=1)

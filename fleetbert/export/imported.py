@@ -63,13 +63,11 @@ def import_model(
         )
     if max_length is not None and max_length < SHORTEST:
         raise UserError(f"max_length: is {max_length}; it has to be at least {SHORTEST}")
-    if stride is not None and long_texts != "windows":
-        raise UserError("stride: is for long_texts: windows; give both or neither")
 
     def read_by(task: str, max_length: int) -> Reading:
         try:
             config.check_long_texts(task, long_texts)
-            config.check_stride(stride, max_length)
+            config.check_stride(stride, max_length, long_texts)
         except ValueError as error:
             raise UserError(str(error)) from None
         return config.reading_of(task, max_length, long_texts, stride)

@@ -137,25 +137,31 @@ def test_spans_name_the_characters_of_the_whole_text(run):
     assert max(span.end for span in answer.spans) > len(text) // 2
 
 
-def test_a_step_draws_windows(run):
+@pytest.mark.parametrize("name", ["classification", "mlm"])
+def test_a_step_draws_windows(run, name):
     result, _ = run("classification")
     bundle = bundles.read(result.bundle)
     tokenizer = tokenizers.open(bundle)
     texts = [" ".join(words_of(200, 1)), "word1"]
     encodings = windows.encode(tokenizer, texts, None, bundle.reading)
     job = config.Config(
+        task={"name": name},
         data={"train": "none", "max_length": LONGEST, "train_windows": 2},
         model={"vocab": str(bundle.vocab_path)},
     )
     some = Split("some", encodings, np.array([0, 1]), 0, np.array([1, 2]))
-    collector = tasks.get("classification").labels.collector(some, job, tokenizer)
+    collector = tasks.get(name).labels.collector(some, job, tokenizer)
     both, weights = np.arange(2), np.ones(2, np.float32)
     steps = [collector.arrays(both, weights, both, epoch, False) for epoch in (0, 0, 1)]
     ids = [step["inputs"]["input_ids"] for step in steps]
     assert ids[0].shape == (3, LONGEST)
     assert (ids[0] == ids[1]).all() and not (ids[0] == ids[2]).all()
-    assert steps[0]["inputs"]["windows"].tolist() == [[0, 1], [2, 2]]
-    assert steps[0]["inputs"]["shares"].tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    if name == "mlm":
+        hidden = steps[0]["inputs"]["positions"]
+        assert (ids[0].flatten()[hidden] == tokenizer.mask_id).any()
+    else:
+        assert steps[0]["inputs"]["windows"].tolist() == [[0, 1], [2, 2]]
+        assert steps[0]["inputs"]["shares"].tolist() == [[0.5, 0.5], [1.0, 0.0]]
     whole = collector.whole(both)
     assert len(whole["inputs"]["input_ids"]) > 10
 
@@ -170,7 +176,14 @@ def test_a_step_draws_windows(run):
             },
             r"data\.long_texts: question_answering reads all",
         ),
-        ({"data": {"train": "t", "max_length": 16, "stride": 9}}, r"data\.stride.*half"),
+        (
+            {"data": {"train": "t", "max_length": 16, "long_texts": "windows", "stride": 9}},
+            r"data\.stride.*half",
+        ),
+        *(
+            ({"data": {"train": "t", "long_texts": how, "stride": 0}}, r"data\.stride: is for data")
+            for how in ("cut", "head_tail")
+        ),
         ({"data": {"train": "t"}, "task": {"windows": "max"}}, r"task\.windows"),
     ],
 )

@@ -87,17 +87,9 @@ class Windows(Labelled):
         }
 
     def divided(self, part: np.ndarray) -> tuple[Encodings, Layout]:
-        encodings = self.split.encodings
-        divided = windows.divide(encodings, part)
-        if divided is not None:
-            return divided
-        assert encodings.divided is not None
-        contexts = np.asarray(encodings.divided[part], np.int64)
-        ids = [encodings.ids[text] for text in part.tolist()]
-        rows = Encodings(ids, encodings.first_lengths[part], 0)
-        begins, ends = contexts.T
-        layout = Layout(np.arange(len(part)), begins, ends, contexts, rows.lengths, "mean")
-        return rows, layout
+        divided = windows.divide(self.split.encodings, part, always=True)
+        assert divided is not None
+        return divided
 
     def targets(self, part: np.ndarray, layout: Layout) -> np.ndarray:
         """int64 [windows, 2]."""
