@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Iterator
 
 from fleetbert.bench import infer, serve, train
-from fleetbert.cli import main as cli
+from fleetbert.cli import commands as cli
 from fleetbert.config import compression, distillation, training
 from fleetbert.config.keys import fields
 from fleetbert.deploy.inference import settings

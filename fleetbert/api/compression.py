@@ -15,13 +15,12 @@ from fleetbert.api.model import PathLike
 from fleetbert.api.results import Run, Variant
 from fleetbert.compat import environment
 from fleetbert.config.names import COLUMNS
-from fleetbert.core import extras
+from fleetbert.core import extras, stopping
 from fleetbert.core.arguments import checked
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
 from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
-from fleetbert.training import stopping
 
 if TYPE_CHECKING:
     from fleetbert.compression import pipeline, search

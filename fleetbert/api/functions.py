@@ -19,14 +19,13 @@ from fleetbert.api.arguments import folder_of, job_of, keys_of
 from fleetbert.api.model import PathLike
 from fleetbert.api.results import Run
 from fleetbert.compat import environment
-from fleetbert.core import extras, task_names
+from fleetbert.core import extras, stopping, task_names
 from fleetbert.core.arguments import checked
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
 from fleetbert.data import in_memory
 from fleetbert.data import labels as labels_of
 from fleetbert.data.in_memory import Table
-from fleetbert.training import stopping
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,7 @@ import argparse
 from fleetbert import config
 from fleetbert.cli import job_options
 from fleetbert.compat import environment
-from fleetbert.core import extras
-from fleetbert.training import stopping
+from fleetbert.core import extras, stopping
 
 DESCRIPTION = """\
 Make a model that meets your budgets: try methods of compression in turn, the cheapest first.

@@ -10,9 +10,9 @@ from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.config import recipes
 from fleetbert.config.command_line import Parser, add_keys
-from fleetbert.core import extras
+from fleetbert.core import extras, stopping
 from fleetbert.launch import ranks
-from fleetbert.training import finished, stopping
+from fleetbert.training import finished
 
 Job = TypeVar("Job", bound=config.Config)
 

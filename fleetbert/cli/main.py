@@ -1,100 +1,17 @@
-"""The `fleetbert` command.
-
-Each command imports the package that does its work, so that `fleetbert --help` starts fast.
-"""
+"""The entry point of the `fleetbert` command."""
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
-from fleetbert import __version__
-from fleetbert.cli import (
-    ask,
-    audit,
-    bench,
-    checkpoint,
-    compress,
-    distill,
-    doctor,
-    evaluate,
-    export,
-    import_model,
-    label,
-    launch,
-    predict,
-    quantize,
-    recipes,
-    select,
-    train,
-    tune,
-)
-from fleetbert.config.command_line import Parser
-from fleetbert.core import errors
-from fleetbert.deploy.inference import command as serve
-from fleetbert.training import stopping
-
-EPILOG = """\
-A bundle is the folder that training writes: the model, its vocabulary, its labels, and variants
-of it (float32, onnx, ...). `fleetbert <command> --help` says more, with an example.
---debug with any command shows the whole stack of an error.
-"""
+from fleetbert.core import errors, stopping
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point; exits with 0, 2 (user error), 130 (Ctrl-C) or 141 (the reader went away)."""
-    errors.run(_dispatch, argv)
+    """Exits with 0, 2 (user error), 130 (Ctrl-C), 141 (the reader went away) or 143 (SIGTERM)."""
+    errors.run(_run, argv)
 
 
-def _dispatch(argv: list[str]) -> int | None:
-    parser = Parser(
-        "fleetbert",
-        description="Train BERT with PaddlePaddle on one machine or many, compress it, serve it.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"fleetbert {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, (summary, command) in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=command.DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
-    arguments, rest = parser.parse_known_args(argv)
-    # argparse takes the words key=value in one place only; they may stand anywhere.
-    if not all("=" in word and not word.startswith("-") for word in rest):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest and not hasattr(arguments, "overrides"):
-        parser.error(f"{arguments.command} has no keys: {' '.join(rest)}")
-    if rest:
-        arguments.overrides += rest
+def _run(argv: list[str]) -> int | None:
     stopping.expect("start the same command again")  # commands that resume expect it anew
-    return arguments.run(arguments)
+    from fleetbert.cli import commands  # half a second, in which signals may come too
 
-
-# The line of `fleetbert --help`, and the module: its DESCRIPTION, add_arguments and run.
-COMMANDS: dict[str, tuple[str, Any]] = {
-    "train": ("train BERT", train),
-    "tune": ("search for the settings that train best", tune),
-    "launch": ("start and watch the processes of a job on this machine", launch),
-    "ask": ("answer a few texts for reading", ask),
-    "evaluate": ("measure a bundle on a labelled table", evaluate),
-    "predict": ("answer texts with a bundle", predict),
-    "label": ("label texts by the names of the labels", label),
-    "export": ("add another form of the model to a bundle", export),
-    "import": ("make a bundle of a finished classifier", import_model),
-    "quantize": ("add a smaller, faster variant to a bundle", quantize),
-    "audit": ("find wrong labels and other faults of a table", audit),
-    "select": ("choose which texts to label next", select),
-    "compress": ("make the model that meets a budget of time and size", compress),
-    "checkpoint": ("list, check and remove the checkpoints of a run", checkpoint),
-    "distill": ("teach a smaller model what a trained one knows", distill),
-    "serve": ("answer over HTTP and gRPC", serve),
-    "recipes": ("list the jobs that come with fleetbert, or print one", recipes),
-    "doctor": ("check this machine and try the main features on it", doctor),
-    "bench": ("measure your own bundle, server or training", bench),
-}
+    return commands.run(argv)

@@ -8,9 +8,8 @@ import os
 from fleetbert import config
 from fleetbert.cli import job_options
 from fleetbert.compat import environment
-from fleetbert.core import extras
+from fleetbert.core import extras, stopping
 from fleetbert.core.errors import UserError
-from fleetbert.training import stopping
 
 DESCRIPTION = """\
 Add a smaller and faster variant to a bundle, if it keeps the accuracy that you ask for.

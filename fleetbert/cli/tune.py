@@ -7,8 +7,7 @@ import argparse
 from fleetbert import config
 from fleetbert.cli import job_options
 from fleetbert.compat import environment
-from fleetbert.core import extras
-from fleetbert.training import stopping
+from fleetbert.core import extras, stopping
 
 DESCRIPTION = """\
 Search for the settings that train best, by trials that data.dev compares.

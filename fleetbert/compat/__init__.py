@@ -24,6 +24,7 @@ What Paddle does where another room goes its own way instead, and the version th
 | 2.6.2 | `--run_mode ps` sets these variables (launch/controllers/ps.py) | launch.cluster |
 | 2.6.2 | the teardown of its libraries aborts now and then | core.errors |
 | 2.6.2, 3.3.1 | its import imports httpx and setuptools, which nothing here uses | deferred |
+| 2.6.2, 3.3.1 | its import puts a handler of SIGTERM in place that shows a stack | signals |
 | 2.6.2, 3.3.1 | importing paddle.distributed gives the root logger a handler | core.log |
 | PaddleSlim 2.6.0 | calls the classes of Paddle that compression.* call | compression |
 """

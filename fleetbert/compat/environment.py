@@ -18,7 +18,6 @@ import signal
 import site
 import sys
 import tempfile
-import threading
 import warnings
 import zlib  # noqa: F401  libpaddle 2.6.2 exports its own zlib symbols: Python's must load first
 from pathlib import Path
@@ -26,7 +25,7 @@ from types import ModuleType
 from typing import MutableMapping
 
 import fleetbert
-from fleetbert.compat import deferred, versions
+from fleetbert.compat import deferred, signals, versions
 from fleetbert.core import files, limits
 from fleetbert.core.errors import UserError
 
@@ -139,14 +138,6 @@ def give_back_code(library: str = "libpaddle.so") -> None:
             start, end = (int(address, 16) for address in addresses.split("-"))
             dont_need = 4  # sys/mman.h
             advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), dont_need)
-
-
-def restore_sigterm() -> None:
-    """Give SIGTERM back to whom Python knows as its handler: Paddle's import has one of its own put
-    there, which shows a stack, and `paddle.disable_signal_handler()` takes every one away."""
-    former = signal.getsignal(signal.SIGTERM)
-    if former is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, former)
 
 
 # Since 2.6 a transpose is a view, and whoever uses it copies element by element: 2.4 ms for the
@@ -275,14 +266,14 @@ def import_paddle() -> ModuleType:
     if _import_error is not None:
         raise _import_error
     output = io.StringIO()
-    with contextlib.redirect_stderr(output), warnings.catch_warnings(), deferred.quick_import():
+    streams, ignored = contextlib.redirect_stderr(output), warnings.catch_warnings()
+    with signals.wait_for_import(), streams, ignored, deferred.quick_import():
         warnings.simplefilter("ignore")  # a missing ccache
         try:
             import paddle  # here alone, after `prepare`
         except Exception as error:
             _import_error = error
             raise
-    restore_sigterm()
     give_back_code()
     for line in output.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:

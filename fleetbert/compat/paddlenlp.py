@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
-from fleetbert.compat import environment
+from fleetbert.compat import signals
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -39,7 +39,7 @@ def _empty(name: str) -> Iterator[None]:
     finally:
         del sys.modules[name]
     paddle.disable_signal_handler()  # as PaddleNLP does
-    environment.restore_sigterm()
+    signals.restore_sigterm()
 
 
 def auto_classes() -> tuple[Any, Any]:

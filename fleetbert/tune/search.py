@@ -148,7 +148,7 @@ def _work_together(job: config.Config, text: str, workers: int, trials: int) -> 
 
 def _start(job: str, text: str, worker: int, trials: int) -> None:
     """What a process of several does."""
-    from fleetbert.training import stopping
+    from fleetbert.core import stopping
 
     stopping.expect()
     environment.import_paddle()

@@ -16,6 +16,7 @@ from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
 from fleetbert.cli import main as cli
+from fleetbert.cli.commands import COMMANDS
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_help_teaches_and_imports_nothing_heavy():
         assert name in done.stdout
 
 
-@pytest.mark.parametrize("name", list(cli.COMMANDS))
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_help_with_an_example(fleetbert, name):
     code, out, _ = fleetbert(name, "--help")
     assert code == 0

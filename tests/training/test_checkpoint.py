@@ -19,8 +19,9 @@ import tiny_job
 from safetensors.numpy import load_file
 
 from fleetbert import bundle, tasks
+from fleetbert.core import stopping
 from fleetbert.core.errors import Stopped, UserError
-from fleetbert.training import checkpoint, stopping
+from fleetbert.training import checkpoint
 from fleetbert.training import job as training
 from fleetbert.training.callbacks import Callback
 from fleetbert.training.callbacks.checkpoint import Checkpoints

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 from fleetbert.compat import environment
-from fleetbert.training import checkpoint, stopping
+from fleetbert.core import stopping
+from fleetbert.training import checkpoint
 from fleetbert.training.bad_steps import check_weights
 from fleetbert.training.loop import Callback, Run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from fleetbert.core import stopping
 from fleetbert.tasks import Part
-from fleetbert.training import stopping
 from fleetbert.training.loop import Callback, Run
 
 
