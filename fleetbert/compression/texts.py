@@ -8,7 +8,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
-from fleetbert.data import ragged, read, tokenizers, windows
+from fleetbert.data import ragged, read, tokenizers
 from fleetbert.data.batching import plan_inference
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.tasks.unlabelled import read_unlabelled
@@ -56,6 +56,6 @@ def read_batches(
     most = min(settings.texts, left)
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
-    encodings = windows.encode(tokenizer, *task.labels.texts(chosen), bundle.reading)
+    encodings = task.answer.encode(tokenizer, *task.labels.texts(chosen), bundle.reading)
     every = range(len(encodings.ids))
     return feeds(encodings, every, tokenizer.pad_id)

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from fleetbert.config.columns import Columns
 from fleetbert.config.section import Section, key
 from fleetbert.core import task_names
-from fleetbert.core.reading import Reading
+from fleetbert.core.reading import Reading, usual_stride
 
 # The commands whose --help shows a key.
 TRAINING = ("train", "distill")
@@ -65,7 +65,7 @@ class Data(Columns):
     stride: Optional[int] = key(
         None,
         "windows: tokens that a window shares with the next one, at least; at most half of "
-        "max_length (null: an eighth of it)",
+        "max_length (null: a sixteenth of it; of contexts 128, or a third of max_length)",
         ge=0,
     )
     train_windows: int = key(
@@ -157,7 +157,8 @@ def reading_of(
         return Reading(max_length)
     shape = task_names.SHAPES[task]
     usual = "vectors" if shape.pooled else "max" if shape.label == "names" else "mean"
-    stride = max_length // 8 if stride is None else stride
+    if stride is None:
+        stride = usual_stride(max_length, shape.answer == "answer")
     return Reading(max_length, long_texts, stride, pool or usual)
 
 

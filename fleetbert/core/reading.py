@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+SHARED_OF_CONTEXTS = 128  # tokens, as transformers' run_qa has it
+
 
 class Reading(NamedTuple):
     """max_length: tokens that a model reads at once, special ones included. long_texts: what
@@ -20,3 +22,9 @@ class Reading(NamedTuple):
         """This with no more tokens at once."""
         longest = min(self.max_length, max_length)
         return self._replace(max_length=longest, stride=min(self.stride, longest // 2))
+
+
+def usual_stride(max_length: int, of_contexts: bool) -> int:
+    """Tokens that windows share where nobody says how many; more where an answer has to stand in
+    one of them (`of_contexts`)."""
+    return min(SHARED_OF_CONTEXTS, max_length // 3) if of_contexts else max_length // 16

@@ -113,7 +113,10 @@ class Format(NamedTuple):
         if self.kind == "plain":
             texts = decode(line).split("\t") if self.pair else [decode(line)]
             if len(texts) != 1 + bool(self.pair):
-                raise LineError(f"has {len(texts)} tab-separated columns where a pair needs two")
+                raise LineError(
+                    f"has {len(texts)} tab-separated columns where a pair needs two; write both "
+                    "texts with one tab between them"
+                )
             return _example(dict(zip(("text_a", "text_b"), texts)), number, self)
         if self.kind == "fields":
             row = fields.split(line.rstrip(b"\r\n"), self.labelled)
@@ -249,7 +252,15 @@ def _decode_lines(record: bytes) -> list[str]:
 
 
 def _example(row: Row, number: int, form: Format) -> Example:
-    """Check one row; a form's `pair` None takes text_b where there is one."""
+    """Check one row. LineError with its id, where it has one: questions often share a line."""
+    try:
+        return _checked(row, number, form)
+    except LineError as error:
+        raise LineError(f"{error} (id {row['id']})" if "id" in row else str(error)) from None
+
+
+def _checked(row: Row, number: int, form: Format) -> Example:
+    """A form's `pair` None takes text_b where there is one."""
     columns = {field: form.column(field, row) or names[0] for field, names in form.names.items()}
     text_a = _text(row, columns["text_a"])
     text_b = None
@@ -257,10 +268,7 @@ def _example(row: Row, number: int, form: Format) -> Example:
         text_b = _text(row, columns["text_b"])
     column, column_c = columns["label"], columns["text_c"]
     spanned = text_b if text_b and form.label in written.OF_CHARACTERS else text_a
-    try:
-        label = written.read(form.label, row.get(column), spanned, column) if form.label else ""
-    except LineError as error:
-        raise LineError(f"{error} (id {row['id']})" if "id" in row else str(error)) from None
+    label = written.read(form.label, row.get(column), spanned, column) if form.label else ""
     takes_c = form.apart or form.triplets
     text_c = _text(row, column_c) if takes_c and row.get(column_c) else None
     if form.triplets and label and text_c:

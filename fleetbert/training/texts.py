@@ -256,15 +256,20 @@ class TextTask(Trainable):
                     "texts' lengths, so that batches of similar length hold mostly one label; "
                     "data.batching=pad mixes them"
                 )
-        truncated, texts = self.train.encodings.truncated, max(1, len(self.train.labels))
-        if self.job.data.long_texts == "cut" and truncated / texts > LARGEST_TRUNCATED:
+        truncated = self.train.encodings.truncated / max(1, len(self.train.labels))
+        if self.job.data.long_texts != "head_tail" and truncated > LARGEST_TRUNCATED:
             positions = self.source.shape.get("max_position_embeddings", 512)
             longest = self.job.data.max_length
-            more = f"data.max_length up to {positions}, or " if longest < positions else ""
+            remedies = [f"data.max_length up to {positions}"] if longest < positions else []
+            if self.train.encodings.divided is None:
+                which = "texts have more than"
+                remedies.append("data.long_texts=windows")
+            else:  # as a question beside a long context
+                which = "texts that stand in each window have more than half of"
+            remedy = "; set " + ", or ".join(remedies) if remedies else ""
             warnings.append(
-                f"{self.train.name}: {truncated / texts:.0%} of the texts have more than "
-                f"data.max_length: {longest} tokens and lose their end; set {more}"
-                "data.long_texts=windows"
+                f"{self.train.name}: {truncated:.0%} of the {which} data.max_length: {longest} "
+                f"tokens and lose their end{remedy}"
             )
         is_number = self.task.shape.labelled and not self.labels
         if self.dev is not None and is_number and (same := self.task.labels.alike(self.dev.labels)):

@@ -121,7 +121,7 @@ def test_a_wrong_answer_is_told_with_line_and_id_or_skipped(tmp_path, kind, answ
     number = int(str(error.value)[len(str(path)) + 1 :].partition(":")[0])
     lines = path.read_text(encoding="utf-8").splitlines()
     assert number == line or '"bad"' in lines[number - 1]
-    if answers is not None and kind != "tuples":
+    if kind != "tuples":
         assert str(error.value).endswith("(id bad)")
     table = read_rows(path, "skip")
     assert (len(table.examples), len(table.skipped)) == (1, 1)
@@ -130,7 +130,7 @@ def test_a_wrong_answer_is_told_with_line_and_id_or_skipped(tmp_path, kind, answ
 def test_what_is_no_question_is_refused(tmp_path):
     for text, sentence in [
         (as_squad([written([], context=" ")]), "'context' is empty"),
-        (as_squad([written([], question="")]), "'question' is empty"),
+        (as_squad([written([], question="")]), r"'question' is empty \(id \w+\)"),
         ('{"data": [\n{"paragraphs": [\n{"context": 1,,}]}]}', ":3: is not valid JSON"),
         ('{"version": "1", "data": []}', "has no questions; SQuAD's layout has them in 'data'"),
         ('{"data": [{"question": "a", "context": "b"}]}', "has no questions; .* one object with"),
@@ -170,5 +170,5 @@ def test_questions_to_answer_need_no_right_answers(tmp_path):
         read_lines = list(read.iter_lines(lines, pair=True, form=form))
     assert [example.text_a for *_, example in read_lines[:2]] == ["When?", "When?"]
     number, _, error = read_lines[2]
-    assert str(error) == f"line {number}: 'context' is empty"
+    assert str(error) == f"line {number}: 'context' is empty (id q9)"
     assert '"q9"' in path.read_text(encoding="utf-8").splitlines()[number - 1]

@@ -342,7 +342,7 @@ def test_an_import_says_how_long_texts_are_read(tmp_path):
 
     assert reading() == Reading(16)
     assert reading(long_texts="windows", stride=5) == Reading(16, "windows", 5)
-    assert reading(long_texts="windows") == Reading(16, "windows", 2)
+    assert reading(long_texts="windows") == Reading(16, "windows", 5)
     with pytest.raises(UserError, match=r"long_texts: question_answering reads all of a context"):
         reading(long_texts="head_tail")
     with pytest.raises(UserError, match=r"stride: is for long_texts: windows"):

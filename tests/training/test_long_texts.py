@@ -167,6 +167,39 @@ def test_a_step_draws_windows(run, name):
 
 
 @pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        ("pair_classification", "texts have more than data.max_length: 16 tokens and lose their "),
+        ("question_answering", "texts that stand in each window have more than half of data.max_"),
+    ],
+)
+def test_the_log_says_which_texts_lose_their_end(trainer, tmp_path, caplog, task, sentence):
+    long, short = " ".join(words_of(40, 1)), "word1 word2"
+    rows = [{"text_a": long if n < 2 else short, "text_b": short, "label": "ab"[n % 2]}
+            for n in range(4)]  # fmt: skip
+    if task == "question_answering":
+        rows = [{"question": row["text_a"], "context": short, "answers": "word2"} for row in rows]
+    table = str(tiny_job.write_rows(tmp_path / "train.jsonl", rows))
+    changes = {"task.name": task, "data.train": table, "data.dev": None, "data.max_length": 16}
+    trainer(tmp_path / "run", {**changes, "trainer.max_steps": 1})
+    assert f"train.jsonl: 50% of the {sentence}" in caplog.text
+    assert ("data.long_texts=windows" in caplog.text) == (task == "pair_classification")
+
+
+@pytest.mark.parametrize(
+    ("task", "stride"),
+    [("classification", 8), ("token_classification", 8), ("question_answering", 42)],
+)
+def test_how_much_windows_share_where_nobody_says_it(task, stride):
+    job = config.Config(
+        task={"name": task},
+        data={"train": "t", "max_length": 128, "long_texts": "windows"},
+        model={"vocab": "v"},
+    )
+    assert job.reading.stride == stride
+
+
+@pytest.mark.parametrize(
     ("keys", "message"),
     [
         (

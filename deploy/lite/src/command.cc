@@ -77,7 +77,8 @@ Line read_line(const Classifier& classifier, std::string_view text, size_t numbe
     const auto columns = 1 + std::count(text.begin(), text.end(), '\t');
     if (columns != 2) {
       return {{}, where + "has " + std::to_string(columns) +
-                      " tab-separated columns where a pair needs two"};
+                      " tab-separated columns where a pair needs two; write both texts "
+                      "with one tab between them"};
     }
     const auto tab = text.find('\t');
     texts = {text.substr(0, tab), text.substr(tab + 1)};

@@ -7,7 +7,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.core.reading import Reading
+from fleetbert.core.reading import Reading, usual_stride
 from fleetbert.data import contexts
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.data.windows import Layout
@@ -15,7 +15,6 @@ from fleetbert.tasks.answer import Answers, Tensor, Values, by_text, layer_as_js
 from fleetbert.tasks.metrics import softmax
 from fleetbert.tasks.question_answering.decoding import EVEN, NO_ANSWER, Candidates, candidates
 
-STRIDE = 128  # tokens that windows share, where a job does not say how many
 N_BEST = 5  # answers, the likeliest
 
 
@@ -60,7 +59,7 @@ class ContextAnswers(Answers):
         are their tokens (`data.contexts`)."""
         assert texts_b is not None
         if reading.long_texts != "windows":
-            stride = min(STRIDE, reading.max_length // 3)
+            stride = usual_stride(reading.max_length, of_contexts=True)
             reading = reading._replace(long_texts="windows", stride=stride)
         encodings = contexts.encode(tokenizer, texts_a, texts_b, reading.max_length)
         return encodings._replace(reading=reading)
