@@ -69,20 +69,22 @@ def create(
         )
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(final), files.replacing_folder(final, f".{final.name}{TEMPORARY}") as temporary:
-        for name, content in contents.items():
-            (temporary / name).write_bytes(content)
-        variants = [_with_files(temporary / v.name, v, v.name) for v in fill(temporary)]
-        manifest = Manifest(
-            task=task_info,
-            max_length=max_length,
-            long_texts=None if reading is None else LongTexts.of(reading),
-            tokenizer=_describe(tokenizer, contents),
-            variants=variants,
-        )
-        (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
-        (temporary / card.NAME).write_text(card.card(manifest), encoding="utf-8")
+    writing = files.replacing_folder(final, f".{final.name}{TEMPORARY}")
+    with files.new_folders(final.parent):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(final), writing as temporary:
+            for name, content in contents.items():
+                (temporary / name).write_bytes(content)
+            variants = [_with_files(temporary / v.name, v, v.name) for v in fill(temporary)]
+            manifest = Manifest(
+                task=task_info,
+                max_length=max_length,
+                long_texts=None if reading is None else LongTexts.of(reading),
+                tokenizer=_describe(tokenizer, contents),
+                variants=variants,
+            )
+            (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+            (temporary / card.NAME).write_text(card.card(manifest), encoding="utf-8")
     return read(final)
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 
@@ -85,6 +85,19 @@ def cached(name: str, fill: Callable[[Path], Any]) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
         fill(folder)
         return folder
+
+
+@contextmanager
+def new_folders(folder: Path) -> Iterator[None]:
+    """For a block that makes a folder and its parents: those among them that are new and still
+    empty when it ends are removed."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # one has files
+            for each in new:
+                each.rmdir()
 
 
 def make_output_dir(folder: Path) -> None:

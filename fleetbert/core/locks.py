@@ -74,11 +74,12 @@ def only_writer(lock: Path, of: str, remedy: str, wait: bool = False) -> Iterato
 @contextlib.contextmanager
 def only_job(folder: Path) -> Iterator[None]:
     """Make a job's output folder, and be the only process that writes it; UserError where another
-    does, or where nothing can be written to it."""
-    files.make_output_dir(folder)
+    does, or where nothing can be written to it. A new folder that stays empty is removed."""
     remedy = "wait for its end, stop it, or choose another output_dir"
-    with only_writer(folder / ".writing", f"output_dir: {folder}", remedy):
-        yield
+    with files.new_folders(folder):
+        files.make_output_dir(folder)
+        with only_writer(folder / ".writing", f"output_dir: {folder}", remedy):
+            yield
 
 
 def check_free(lock: Path, of: str, remedy: str) -> None:

@@ -11,11 +11,12 @@ from typing import Collection, Sequence
 import numpy as np
 
 from fleetbert import config, tasks
-from fleetbert.core import files
+from fleetbert.core import files, locks
 from fleetbert.core.errors import UserError
 from fleetbert.core.quantities import number
 from fleetbert.data import read
 from fleetbert.data.records import Example
+from fleetbert.engines import answer
 from fleetbert.labelling import regression, vectors
 from fleetbert.labelling.checks import text_key
 from fleetbert.tasks import unlabelled
@@ -103,28 +104,36 @@ def select(
             f"--n is {count}, but {number(len(pool))} different texts have no label yet; choose 1 "
             f"to {len(pool)} of them"
         )
-    with files.writing(folder / NAME):
-        folder.mkdir(parents=True, exist_ok=True)
-    encoder = vectors.open_encoder(bundle, job.model, folder)
-    points = vectors.encode_examples(encoder, pool, task.shape.pair)
-    doubt, likely = np.ones(len(pool)), [""] * len(pool)
-    labels = task.labels.labels_of([example.label or "" for example in known])
-    if len(labels) == 1:
-        log.warning(f"{labelled}: has one label, {labels[0]!r}; texts are only chosen to differ")
-    if len(labels) > 1:
-        given = task.labels.targets([example.label or "" for example in known], labels)
-        known_points = vectors.encode_examples(encoder, known, task.shape.pair)
-        inputs = [vectors.inputs_of(each, task.shape.pair) for each in (known_points, points)]
-        _, strength = regression.out_of_sample(inputs[0], given, len(labels), FOLDS)
-        weights = regression.fit(inputs[0], given, len(labels), strength)
-        probabilities = softmax(regression.logits(inputs[1], weights))
-        second, best = np.sort(probabilities, axis=1)[:, -2:].T
-        doubt, likely = 1 - (best - second), [labels[n] for n in probabilities.argmax(1)]
-    chosen = choose(points, doubt, count, job.trainer.seed)
-    path = folder / NAME
-    _write(path, [(pool[n], float(doubt[n]), likely[n]) for n in chosen.tolist()], task.shape.pair)
+    with locks.only_job(folder):
+        encoder = vectors.open_encoder(bundle, job.model, folder)
+        points = vectors.encode_examples(encoder, pool, task.shape.pair)
+        doubt, likely = _doubts(encoder, points, known, task)
+        chosen = choose(points, doubt, count, job.trainer.seed)
+        path = folder / NAME
+        rows = [(pool[n], float(doubt[n]), likely[n]) for n in chosen.tolist()]
+        _write(path, rows, task.shape.pair)
     log.info(f"done: {path}, {number(count)} of {number(len(pool))} texts; fill its column label")
     return path
+
+
+def _doubts(
+    encoder: answer.Model, points: np.ndarray, known: Sequence[Example], task: tasks.Task
+) -> tuple[np.ndarray, list[str]]:
+    """How unsure a regression on the known texts is of each point, 0 to 1, and its likeliest label;
+    1 and no label where the known texts have fewer than two labels."""
+    labels = task.labels.labels_of([example.label or "" for example in known])
+    if len(labels) < 2:
+        if labels:
+            log.warning(f"--labelled has one label, {labels[0]!r}; texts are only chosen to differ")
+        return np.ones(len(points)), [""] * len(points)
+    given = task.labels.targets([example.label or "" for example in known], labels)
+    known_points = vectors.encode_examples(encoder, known, task.shape.pair)
+    inputs = [vectors.inputs_of(each, task.shape.pair) for each in (known_points, points)]
+    _, strength = regression.out_of_sample(inputs[0], given, len(labels), FOLDS)
+    weights = regression.fit(inputs[0], given, len(labels), strength)
+    probabilities = softmax(regression.logits(inputs[1], weights))
+    second, best = np.sort(probabilities, axis=1)[:, -2:].T
+    return 1 - (best - second), [labels[n] for n in probabilities.argmax(1)]
 
 
 def _check_former(path: Path, task: tasks.Task, seen: Collection[tuple[str, str]]) -> None:

@@ -63,6 +63,8 @@ def test_a_signal_saves_the_run_and_the_sentence_resumes_it(
         ("train", {"train": "t.tsv", "init": "package:of_nobody"}, "of_nobody"),
         ("distill", {"teacher": "nowhere", "train": [("a", "b"), ("c", "d")]}, "nowhere"),
         ("import_model", {"source": "nowhere"}, "nowhere"),
+        ("import_model", {"source": "nowhere", "bundle": "a/b"}, "nowhere"),
+        ("train", {"train": "none.tsv", "init": "random", "output_dir": "a/b"}, r"none\.tsv"),
     ],
 )
 def test_what_fails_before_its_first_step_leaves_no_folder(

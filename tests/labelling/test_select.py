@@ -69,10 +69,12 @@ def test_what_is_chosen_is_a_table_to_fill(has_labels, encoder, tiny_data, tmp_p
             "--n is 5000, but 24 different texts",
         ),
         (["{data}/texts.txt", "task.name=embedding"], "has no one label for a text"),
+        (["{data}/texts.txt", "--n", "2", "--bundle", "nowhere"], "nowhere is not a bundle"),
     ],
 )
 def test_what_cannot_be_selected_is_refused(words, sentence, encoder, tiny_data, tmp_path, capfd):
     given = [word.format(data=tiny_data) for word in words]
-    more = ["--bundle", encoder, f"output_dir={tmp_path}"]
-    assert commands.call("select", *given, *more) == 2
+    more = ["--bundle", encoder, f"output_dir={tmp_path / 'new' / 'run'}"]
+    assert commands.call("select", *more, *given) == 2
     assert sentence in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
