@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Iterator, get_args
 from fleetbert import config
 from fleetbert.core import device as devices
 from fleetbert.core import files
+from fleetbert.core.charset import utf8_word
 from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,13 +73,24 @@ class Columns(config.Columns):
 def add_columns(parser: argparse.ArgumentParser, labelled: bool = False) -> None:
     """Add the options that `columns` reads."""
     parser.add_argument(
-        "--text-column", metavar="NAME", help="column of the text (text_a, text or sentence)"
+        "--text-column",
+        type=utf8_word,
+        metavar="NAME",
+        help="column of the text (text_a, text or sentence)",
     )
     parser.add_argument(
-        "--text-pair-column", metavar="NAME", help="pairs: column of the second text (text_b)"
+        "--text-pair-column",
+        type=utf8_word,
+        metavar="NAME",
+        help="pairs: column of the second text (text_b)",
     )
     if labelled:
-        parser.add_argument("--label-column", metavar="NAME", help="column of the label (label)")
+        parser.add_argument(
+            "--label-column",
+            type=utf8_word,
+            metavar="NAME",
+            help="column of the label (label)",
+        )
     parser.add_argument(
         "--quoting",
         choices=("auto", "none", "minimal"),

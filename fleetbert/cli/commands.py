@@ -6,6 +6,7 @@ Each command imports the package that does its work, so that `fleetbert --help` 
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from fleetbert import __version__
@@ -59,14 +60,30 @@ def run(argv: list[str]) -> int | None:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     arguments, rest = parser.parse_known_args(argv)
-    # argparse takes the words key=value in one place only; they may stand anywhere.
-    if not all("=" in word and not word.startswith("-") for word in rest):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest and not hasattr(arguments, "overrides"):
+    if hasattr(arguments, "overrides"):
+        rest = _take_keys(arguments, subparsers.choices[arguments.command], rest)
+    if rest and all("=" in word and not word.startswith("-") for word in rest):
         parser.error(f"{arguments.command} has no keys: {' '.join(rest)}")
     if rest:
-        arguments.overrides += rest
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return arguments.run(arguments)
+
+
+def _take_keys(
+    arguments: argparse.Namespace, parser: argparse.ArgumentParser, rest: list[str]
+) -> list[str]:
+    """Let words key=value stand anywhere, before a command's other words too, while argparse takes
+    them in one place; returns what of `rest` is no key."""
+    names = [action.dest for action in parser._get_positional_actions()]
+    names = [name for name in names if name != "overrides" and hasattr(arguments, name)]
+    words = [*(getattr(arguments, name) for name in names), *arguments.overrides, *rest]
+    keys = [word for word in words if re.match(r"[a-z][\w.]*=", word)]
+    others = [word for word in words if word not in keys]
+    if len(others) == len(names):
+        vars(arguments).update(zip(names, others), overrides=keys)
+        return []
+    arguments.overrides += [word for word in rest if word in keys]
+    return [word for word in rest if word not in keys]
 
 
 # The line of `fleetbert --help`, and the module: its DESCRIPTION, add_arguments and run.

@@ -8,6 +8,7 @@ from pathlib import Path
 from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.core import extras, task_names
+from fleetbert.core.charset import utf8_word
 
 DESCRIPTION = """\
 Convert a trained classifier, or an encoder for embeddings, to a bundle without training.
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--label",
         action="append",
+        type=utf8_word,
         metavar="NAME",
         help="name of a label, if config.json has none: once per logit, in their order",
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetbert.cli.bundle_options import add_columns, columns, open_output
+from fleetbert.core.charset import utf8_word
 from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ FIELDS = ("text_a", "label", "probability")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("texts", metavar="FILE", help="file of the texts")
     parser.add_argument(
-        "--labels", metavar="NAMES", help="names of the labels, with commas between"
+        "--labels", type=utf8_word, metavar="NAMES", help="names of the labels, with commas between"
     )
     parser.add_argument(
         "--descriptions",

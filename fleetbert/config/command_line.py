@@ -64,7 +64,9 @@ def add_keys(parser: argparse.ArgumentParser, schemas: Mapping[str, type[BaseMod
     parser.add_argument(
         "--help-all", action=_ShowAll, nargs=0, const=everything, help="list all keys and exit"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes to the config"
+    )
     if isinstance(parser, Parser):
         parser.schemas = list(schemas.values())
 

@@ -6,6 +6,7 @@ import codecs
 import json
 import os
 import re
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any, Callable
 
@@ -72,6 +73,15 @@ def problem(data: bytes, sample: bytes | None = None) -> str | None:
     return (
         f"{problem}, and looks like {TITLES[iconv]}; convert the file: `iconv -f {iconv} -t utf-8`"
     )
+
+
+def utf8_word(word: str) -> str:
+    """A word of the command line as text, for `type` of an argument of argparse: bytes of which
+    this locale can make no letters are UTF-8. ArgumentTypeError where they are not."""
+    try:
+        return os.fsencode(word).decode("utf-8") if re.search("[\udc80-\udcff]", word) else word
+    except UnicodeDecodeError:
+        raise ArgumentTypeError(f"{word!a} is not UTF-8") from None
 
 
 def without_mark(data: bytes) -> bytes:

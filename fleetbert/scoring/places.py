@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import sys
 from collections import Counter
@@ -43,7 +44,11 @@ class Place(NamedTuple):
 def place(name: str) -> Place:
     """UserError where the address is of a kind that is not installed."""
     if not _is_remote(name):
-        return Place(fs.LocalFileSystem(), Path(name).expanduser().absolute().as_posix(), name)
+        path = os.fsencode(Path(name).expanduser().absolute())
+        try:  # Arrow makes UTF-8 of the names of files, in every locale
+            return Place(fs.LocalFileSystem(), path.decode("utf-8"), name)
+        except UnicodeDecodeError:
+            raise UserError(f"{name!a}: is not UTF-8; rename the file or folder") from None
     import fsspec
 
     try:
@@ -91,6 +96,8 @@ def explained(what: str, hint: str = "") -> Iterator[None]:
         hint = "; look at the address and at the credentials"
     try:
         yield
+    except UnicodeDecodeError as error:  # as Arrow lists a folder
+        raise UserError(f"{what}: {error.object!r} is not UTF-8; rename the file") from None
     except (*_errors_of_clients(), pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
         raise UserError(f"{what}: {' '.join(str(error).split())}{hint}") from None
 

@@ -11,6 +11,8 @@ import subprocess
 import sys
 
 import fresh
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tiny_bert import LABELS
 
@@ -275,6 +277,13 @@ def test_a_bundle_below_a_name_that_the_locale_has_no_letters_for_is_opened(tiny
         done = fresh.python(code, *words, LC_ALL="C", PYTHONUTF8="0")
         assert done.returncode == 2
         assert "has letters that this locale lacks; set LC_ALL=C.UTF-8" in done.stderr, done.stderr
+    texts, answers = tmp_path / "möchte", tmp_path / "字"
+    texts.mkdir()
+    pq.write_table(pa.table({"字": ["word1"]}), texts / "字.parquet")
+    words = ["predict", "--bundle", tiny_bundle, "--input", texts, "--output", answers]
+    done = fresh.python(code, *words, "--text-column", "字", LC_ALL="C", PYTHONUTF8="0")
+    assert done.returncode == 0, done.stderr
+    assert pq.read_table(answers / "字.parquet")["字"].to_pylist() == ["word1"]
 
 
 def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table):

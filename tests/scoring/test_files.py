@@ -239,6 +239,7 @@ def test_a_file_without_rows_has_an_answer_without_rows(predict, texts, tmp_path
         ("formats", (), "holds csv and parquet; it has to hold files of one format, by their end"),
         ("doubled", (), "holds several files lang=en/a.*, whose answers would be one file; rename"),
         ("damaged", (), "lang=en/a.parquet"),
+        ("name", (), "lat\\xe9.parquet' is not UTF-8; rename the file"),
         ("answer", (), "has a column 'predicted_label' already; choose another prefix than"),
         ("", ("--keep", "id,no"), "no column 'no', of id, text, lang"),
         ("", ("--where", "no=1"), "no column 'no', of id, text, lang"),
@@ -271,6 +272,8 @@ def test_errors_are_one_sentence_before_anything_is_written(
         write(texts / "b.csv", table_of(0))
     elif break_it == "doubled":
         shutil.copy(path, path.with_suffix(".pq"))
+    elif break_it == "name":
+        shutil.copy(path, path.with_name("lat\udce9.parquet"))
     elif break_it == "damaged":
         path.write_bytes(path.read_bytes()[:-8])
     elif break_it == "answer":
