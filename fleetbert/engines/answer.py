@@ -125,7 +125,8 @@ def compute_logits(
     texts_b: list[str] | None,
     on_done: Callable[[int], object] | None = None,
 ) -> Logits:
-    """Outputs of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
+    """Outputs of texts (or pairs) in their order; `on_done(n)` is called after n more texts, whose
+    windows count as parts of them."""
     encodings = model.task.answer.encode(model.tokenizer, texts_a, texts_b, model.reading)
     values, layers = run_all(model, ragged.rows(encodings), on_done)
     values = model.task.answer.of_texts(values, encodings.words, texts_b or texts_a)
@@ -140,16 +141,12 @@ def run_all(
     count, layout = len(rows.texts.lengths), rows.layout
     values = model.task.room(count, model.labels)
     layers = np.zeros(count, np.int64)
-    missing = None if layout is None else np.bincount(layout.text)
+    texts, done = count if layout is None else len(layout.lengths), 0
     for part in model.engine.run_all(rows.texts, model.speed, model.batch_tokens):
         values[part.numbers], layers[part.numbers] = part.outputs, part.layer
-        if on_done is None:
-            continue
-        if layout is None or missing is None:
-            on_done(len(part.numbers))
-        else:
-            np.subtract.at(missing, layout.text[part.numbers], 1)
-            on_done(len({n for n in layout.text[part.numbers].tolist() if not missing[n]}))
+        before, done = done, done + len(part.numbers)
+        if on_done is not None:
+            on_done(done * texts // count - before * texts // count)
     values = model.task.answer.pool(values, layout)
     if layout is not None:
         layers = np.maximum.reduceat(layers, layout.starts)
