@@ -11,7 +11,6 @@ What Paddle does where another room goes its own way instead, and the version th
 | 2.6.2 | passes crash at a constant that nothing reads | graph.padding |
 | 2.6.2, 3.3.1 | many CPU kernels for training are slow, and run on one thread | models.fused |
 | 2.6.2 | AdamW's CPU kernel takes 1.6 times as long as oneDNN's primitives | adamw |
-| 2.6.2 | its AdaRound computes its loss from outputs that are fed as data | compression.calibrate |
 | 2.6.2 | clipping computes the gradients' norm and keeps it to itself | training.optimizer |
 | 2.6.2 | AMP runs float32 on devices that lack a type | training.precision |
 | 2.6.2 | a DataLoader forks with threads' locks; workers outlive a killed rank | training.reader |

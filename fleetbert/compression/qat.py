@@ -27,7 +27,9 @@ from paddle.nn.quant import quant_layers
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compression import calibrate, from_program, smooth, split, static, tuning
+from fleetbert.compression import from_program, smooth, split, static, tuning
+from fleetbert.compression.observed import Observed, observe
+from fleetbert.compression.sensitivity import Layers
 from fleetbert.compression.texts import Feeds, draw, feeds
 from fleetbert.compression.work import Ready, Source, Work
 from fleetbert.graph import smooth as graph
@@ -180,28 +182,17 @@ def begin(
 ) -> dict[str, Input]:
     """The input of each Linear but those in `left`, by its weight; layers that read the same input
     share it. A threshold is the mean of the largest values of these batches."""
-    scales, program = smooth.Scales({}, {}, {}), source.program
+    scales = smooth.Scales({}, {}, {})
+    observed = observe(source.layers, texts)
     if settings.smooth == "auto":
-        scales = smooth.choose(program, source.layers, texts, left)
-        source = Source.of(*graph.smooth(program, source.arrays, scales.by_input))
+        scales = smooth.choose(source.program, source.layers, observed, left)
+        source = Source.of(*graph.smooth(source.program, source.arrays, scales.by_input))
+        observed = observed.divided(scales.by_weight)
     layers = source.layers
-    by = {
-        name: scales.by_input[variable]
-        for variable, names in graph.inputs(program).items()
-        for name in names
-        if variable in scales.by_input
-    }
-    maxima: dict[str, list[float]] = {}
-    largest: dict[str, np.ndarray] = {}
-    pairs = units.pairs(layers.program)
-    for inputs in layers.run(texts):
-        split.note_largest(largest, pairs, inputs)
-        for name, x in inputs.items():
-            maxima.setdefault(name, []).append(float(np.abs(x).max()))
-    thresholds = {name: float(np.mean(maxima[name])) for name in layers.inputs if name not in left}
+    thresholds = {name: observed.threshold(name) for name in layers.inputs if name not in left}
     pieces = {}
     if settings.split == "auto":
-        pieces = in_pieces(source, texts, thresholds, largest)
+        pieces = in_pieces(layers, observed, thresholds)
     starts: dict[str, Input] = {}  # by variable
     for name, threshold in thresholds.items():
         variable = layers.inputs[name]
@@ -210,22 +201,21 @@ def begin(
             if name in pieces:
                 threshold = pieces[name].split.threshold
             starts[variable] = Input(
-                threshold, by.get(name, ones), scales.smoothed.get(name), pieces.get(name)
+                threshold,
+                scales.by_weight.get(name, ones),
+                scales.smoothed.get(name),
+                pieces.get(name),
             )
     return {name: starts[layers.inputs[name]] for name in thresholds}
 
 
 def in_pieces(
-    source: Source,
-    texts: Sequence[Feeds],
-    thresholds: Mapping[str, float],
-    largest: Mapping[str, np.ndarray],
+    layers: Layers, observed: Observed, thresholds: Mapping[str, float]
 ) -> dict[str, InPieces]:
-    """The inputs that are better split, by the weight that they are multiplied with; largest: see
-    `split.choose`."""
-    pairs = units.pairs(source.layers.program)
-    rounded = {name: quantize(source.arrays[name], 1) for name in pairs if name in thresholds}
-    chosen = split.choose(rounded, source.layers, texts, thresholds, largest)
+    """The inputs that are better split, by the weight that they are multiplied with."""
+    pairs = units.pairs(layers.program)
+    rounded = {name: quantize(layers.parameters[name], 1) for name in pairs if name in thresholds}
+    chosen = split.choose(rounded, layers, observed, thresholds)
     return {
         name: InPieces(units_split, pairs[name].first, pairs[name].activation)
         for name, units_split in chosen.items()
@@ -236,13 +226,10 @@ def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
     """The trained program as an int8 one; its logits are compared with the network's."""
     source = trained.source
     left = source.float32_layers(work.job.skip)
-    # Paddle's calibration makes the program for converters around the trained thresholds.
-    calibration = calibrate.calibrate(source.folder, work.gate.few(16), "abs_max", left)
-    calibration = calibrate.with_thresholds(calibration, source.program, trained.thresholds)
     int8 = bundles.Int8Variant(
         name="int8-qat", method="qat", smoothed=trained.smoothed, split=trained.split
     )
-    variant = static.write(static.of_calibration(source, left, calibration, int8), folder)
+    variant = static.write(static.rounded(source, left, trained.thresholds, int8), folder)
     return tuning.beside_network(variant, folder, trained.network, work)
 
 

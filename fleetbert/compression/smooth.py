@@ -18,12 +18,10 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.bundle import Smoothed
-from fleetbert.compression import split
-from fleetbert.compression.sensitivity import Layers, relative_errors, spread
-from fleetbert.compression.texts import Feeds
+from fleetbert.compression.observed import Observed
+from fleetbert.compression.sensitivity import Layers, relative_errors
 from fleetbert.graph import int8
 from fleetbert.graph import smooth as graph
-from fleetbert.graph import split as feed_forwards
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.graph.weights import quantize, widen
 
@@ -34,44 +32,34 @@ WORTH = 0.1
 
 
 class Scales(NamedTuple):
-    """by_input: what each channel is divided by, float32 [K]; smoothed: for the manifest; largest:
-    outputs of the units of feed-forwards, for `split.choose`."""
+    """by_input, by_weight: what each channel is divided by, float32 [K], by the variable and by the
+    weight of each layer that reads it; smoothed: for the manifest."""
 
     by_input: dict[str, np.ndarray]
+    by_weight: dict[str, np.ndarray]
     smoothed: dict[str, Smoothed]
-    largest: dict[str, np.ndarray]
 
 
 def choose(
-    program: ProgramDesc, layers: Layers, batches: Sequence[Feeds], left: Sequence[str] = ()
+    program: ProgramDesc, layers: Layers, observed: Observed, left: Sequence[str] = ()
 ) -> Scales:
     """The scales of those inputs of an unfused program that are better smoothed.
 
-    layers: of that program; left: weights of layers that stay float32.
+    layers: of that program, as observed; left: weights of layers that stay float32.
     """
     readers = {
         source: [name for name in names if name not in left]
         for source, names in graph.inputs(program).items()
     }
-    readers = {source: names for source, names in readers.items() if names}
-    largest: dict[str, list[np.ndarray]] = {source: [] for source in readers}
-    few = {id(batch) for batch in spread(batches)}
-    others = np.array([id(batch) not in few for batch in batches])
+    others = ~observed.is_few
     others |= not others.any()
-    few_inputs = []
-    units: dict[str, np.ndarray] = {}
-    pairs = feed_forwards.pairs(layers.program)
-    for batch, inputs in zip(batches, layers.run(batches, "smooth")):
-        split.note_largest(units, pairs, inputs)
-        for source, names in readers.items():
-            largest[source].append(np.abs(inputs[names[0]]).max(0))
-        if id(batch) in few:
-            few_inputs.append(inputs)
-    scales, smoothed = {}, {}
+    scales = Scales({}, {}, {})
     for source, names in readers.items():
-        x = np.concatenate([inputs[names[0]] for inputs in few_inputs])
+        if not names:
+            continue
+        x = np.concatenate([inputs[names[0]] for inputs in observed.few])
         weights = [layers.parameters[name] for name in names]
-        maxima = np.stack(largest[source])
+        maxima = observed.largest(names[0])
         seen = maxima[others]
         every = {0.0: np.ones(x.shape[1], np.float32)}
         every.update((a, scales_of(seen.max(0), weights, a)) for a in EXPONENTS)
@@ -81,10 +69,11 @@ def choose(
         least = errors[0.0] * (1.0 if graph.is_free(program, source) else 1 - WORTH)
         if errors[best] >= least:
             continue
-        scales[source] = scales_of(maxima.max(0), weights, best)
+        by = scales.by_input[source] = scales_of(maxima.max(0), weights, best)
+        entry = Smoothed(exponent=best, former_error=errors[0.0], error=errors[best])
         for name in names:
-            smoothed[name] = Smoothed(exponent=best, former_error=errors[0.0], error=errors[best])
-    return Scales(scales, smoothed, units)
+            scales.by_weight[name], scales.smoothed[name] = by, entry
+    return scales
 
 
 def scales_of(largest: np.ndarray, weights: Sequence[np.ndarray], exponent: float) -> np.ndarray:

@@ -8,13 +8,13 @@ the least token error (see `sensitivity`).
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping, Sequence
+from typing import Mapping
 
 import numpy as np
 
 from fleetbert.bundle import Split
-from fleetbert.compression.sensitivity import Layers, relative_errors, spread
-from fleetbert.compression.texts import Feeds
+from fleetbert.compression.observed import Observed
+from fleetbert.compression.sensitivity import Layers, relative_errors
 from fleetbert.graph import int8
 from fleetbert.graph import split as graph
 from fleetbert.graph.weights import Quantized, widen
@@ -33,32 +33,23 @@ NEARLY = 1.05
 def choose(
     rounded: Mapping[str, Quantized],
     layers: Layers,
-    batches: Sequence[Feeds],
+    observed: Observed,
     thresholds: Mapping[str, float],
-    largest: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Split]:
     """The inputs that are better split, by the weight of the second Linear.
 
-    rounded, thresholds: weights and what their inputs are cut at, by weight. largest: as
-    `note_largest` gives it, of all batches; None: they run here.
+    rounded, thresholds: weights and what their inputs are cut at, by weight. observed: of `layers`.
     """
     pairs = {
         second: pair
         for second, pair in graph.pairs(layers.program).items()
         if second in thresholds and pair.first in thresholds
     }
-    some, few = spread(batches), []
-    seen: dict[str, np.ndarray] = {}
-    numbers = {id(batch) for batch in some}
-    run = batches if largest is None else some
-    for batch, inputs in zip(run, layers.run(run, "split")):
-        note_largest(seen, pairs, inputs)
-        if id(batch) in numbers:
-            few.append(inputs)
-    largest = seen if largest is None else largest
     chosen = {}
     for second, pair in pairs.items():
-        x, given = (np.concatenate([inputs[n] for inputs in few]) for n in (second, pair.first))
+        both = (second, pair.first)
+        x, given = (np.concatenate([inputs[name] for inputs in observed.few]) for name in both)
+        highest = observed.highest[second].max(0)
         weight = widen(rounded[second])
         exact = x @ layers.parameters[second]
         first = layers.parameters[pair.first], layers.parameters[pair.bias], pair.activation
@@ -75,7 +66,7 @@ def choose(
         tried = {former: (error(former, none), none)}
         most = max(BLOCK, len(weight) // MOST // BLOCK * BLOCK)
         for factor in FACTORS:
-            units = needed(largest[second], former * factor, most)
+            units = needed(highest, former * factor, most)
             if units is None:
                 break
             tried[former * factor] = error(former * factor, units), units
@@ -91,16 +82,6 @@ def choose(
                 error=tried[threshold][0],
             )
     return chosen
-
-
-def note_largest(
-    units: dict[str, np.ndarray], pairs: Iterable[str], inputs: Mapping[str, np.ndarray]
-) -> None:
-    """Raise `units`, the largest output of each unit of a feed-forward (float32 [units], at least
-    0, by the weight of the second Linear, which `pairs` names), to those in `inputs`, as
-    `Layers.run` gives them."""
-    for second in pairs:
-        units[second] = np.maximum(units.get(second, np.float32(0)), inputs[second].max(0))
 
 
 def needed(largest: np.ndarray, threshold: float, most: int) -> np.ndarray | None:

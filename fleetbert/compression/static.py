@@ -15,17 +15,17 @@ from typing import Mapping, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compression import calibrate, sensitivity, split
-from fleetbert.compression.calibrate import Calibration
+from fleetbert.compression import split
+from fleetbert.compression.observed import Observed
 from fleetbert.compression.sensitivity import Layers
-from fleetbert.compression.texts import Feeds
 from fleetbert.compression.work import Ready, Source, Work, weight_errors
 from fleetbert.export.program import versions
-from fleetbert.graph import int8, weights
+from fleetbert.graph import int8, quantizers, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph import split as graph
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.fuse import Fused, merge_transposes
+from fleetbert.graph.fuse import merge_transposes
+from fleetbert.graph.weights import Quantized
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 class Prepared(NamedTuple):
     """A calibrated float32 program.
 
-    arrays: the float32 tensors; left: weights of layers that stay float32; fused: the program for
-    x86; variant: what the manifest will say of how it was calibrated; corrections: by weight, of
-    the outputs of its layer, [N].
+    left: weights of layers that stay float32; thresholds: of the inputs of the others, by weight;
+    weights: their integers; variant: what the manifest will say of how it was calibrated;
+    corrections: by weight, of the outputs of its layer, [N].
     """
 
-    arrays: dict[str, np.ndarray]
+    source: Source
     left: list[str]
-    calibration: Calibration
-    fused: Fused
+    thresholds: dict[str, float]
+    weights: dict[str, Quantized]
     variant: bundles.Int8Variant
     corrections: Mapping[str, np.ndarray] = {}
 
@@ -57,47 +57,47 @@ def prepare(work: Work) -> Ready:
 
 def calibrated(work: Work) -> Prepared:
     """The source: thresholds from texts, then split and corrected as the job says."""
-    settings, source = work.job.calibration, work.source
-    batches = work.calibration_batches
-    log.info(f"calibrating with {settings.algorithm}: {len(batches)} batches")
-    prepared = of_texts(source, batches, settings.algorithm, work.job.skip)
+    settings, source, observed = work.job.calibration, work.source, work.observed
+    prepared = of_texts(source, observed, settings.algorithm, work.job.skip)
     prepared = prepared.telling(smoothed=work.smoothed)
     if settings.split == "auto":
         log.info("split: outlier channels are tried in pieces")
-        prepared = in_pieces(prepared, source, batches, work.largest)
+        prepared = in_pieces(prepared, observed)
     if settings.correct_bias:
-        prepared = corrected(prepared, source.layers, sensitivity.spread(batches))
+        prepared = corrected(prepared, source.layers, observed)
     return prepared
 
 
 def of_texts(
-    source: Source, batches: Sequence[Feeds], algorithm: str = "avg", skip: Sequence[str] = ()
+    source: Source, observed: Observed, algorithm: str = "avg", skip: Sequence[str] = ()
 ) -> Prepared:
-    """Calibrate with `batches`; algorithm as of `calibrate`, skip as of `float32_layers`."""
+    """Calibrate by the texts that were observed; algorithm: as of `Observed.threshold`; skip: as of
+    `float32_layers`."""
     left = source.float32_layers(skip)
-    calibration = calibrate.calibrate(source.folder, batches, algorithm, left)
+    names = [name for name in source.layers.inputs if name not in left]
+    thresholds = {name: observed.threshold(name, algorithm) for name in names}
     variant = bundles.Int8Variant(name="int8-static", algorithm=algorithm, rounding="round")
-    return of_calibration(source, left, calibration, variant)
+    return rounded(source, left, thresholds, variant)
 
 
-def of_calibration(
-    source: Source, left: list[str], calibration: Calibration, variant: bundles.Int8Variant
+def rounded(
+    source: Source, left: list[str], thresholds: dict[str, float], variant: bundles.Int8Variant
 ) -> Prepared:
-    """The source with its calibration, which left out `left`."""
-    fused = source.fused._replace(program=merge_transposes(source.fused.program))
-    return Prepared(source.arrays, left, calibration, fused, variant)
+    """The source with weights rounded to the nearest integer, of all layers with a threshold."""
+    integers = {name: weights.quantize(source.arrays[name], 1) for name in thresholds}
+    return Prepared(source, left, thresholds, integers, variant)
 
 
-def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> Prepared:
+def corrected(prepared: Prepared, layers: Layers, observed: Observed) -> Prepared:
     """Subtract the mean change of each int8 layer's outputs from its bias (Nagel et al. 2019,
     "Data-Free Quantization", section 4.2, by texts instead of statistics of norms)."""
-    thresholds = input_thresholds(prepared)
+    thresholds = prepared.thresholds
     pieces = split_pieces(prepared.variant.split)
     sums: dict[str, np.ndarray] = {}
     tokens = dict.fromkeys(thresholds, 0)
-    for inputs in layers.run(batches):
+    for inputs in observed.few:
         for name, threshold in thresholds.items():
-            x, rounded = inputs[name], prepared.calibration.weights[name]
+            x, rounded = inputs[name], prepared.weights[name]
             change = x.sum(0, dtype=np.float64) @ layers.parameters[name]
             if name in pieces:
                 x = layers.with_pieces(inputs, name, pieces[name])
@@ -110,16 +110,10 @@ def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> P
     return prepared._replace(corrections=corrections).telling(bias_corrected=True)
 
 
-def in_pieces(
-    prepared: Prepared,
-    source: Source,
-    batches: Sequence[Feeds],
-    largest: Mapping[str, np.ndarray] | None = None,
-) -> Prepared:
-    """Split units into pieces where that lessens the error; largest: see `split.choose`."""
-    thresholds = input_thresholds(prepared)
-    weights = prepared.calibration.weights
-    chosen = split.choose(weights, source.layers, batches, thresholds, largest)
+def in_pieces(prepared: Prepared, observed: Observed) -> Prepared:
+    """Split units into pieces where that lessens the error."""
+    layers = prepared.source.layers
+    chosen = split.choose(prepared.weights, layers, observed, prepared.thresholds)
     for name, entry in chosen.items():
         log.info(
             f"split: {name}: inputs cut at {entry.threshold:.3g} instead of {entry.former:.3g} "
@@ -127,8 +121,7 @@ def in_pieces(
             f"{entry.former_error:.2%}"
         )
     lower = {name: entry.threshold for name, entry in chosen.items()}
-    calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
-    return prepared._replace(calibration=calibration).telling(split=chosen)
+    return prepared._replace(thresholds={**prepared.thresholds, **lower}).telling(split=chosen)
 
 
 def split_pieces(splits: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]:
@@ -138,18 +131,19 @@ def split_pieces(splits: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]
 
 def write(prepared: Prepared, folder: Path) -> bundles.Int8Variant:
     """Write the int8 program into `folder`."""
-    calibration, fused = prepared.calibration, prepared.fused
-    quantized = dict(calibration.weights)
-    for name in programs.embedding_tables(fused.program):
-        quantized[name] = weights.quantize(prepared.arrays[name], 0)
-    errors = weight_errors(quantized, prepared.arrays)
-    others = {**calibration.parameters, **fused.parameters}
-    biases = int8.biases(fused.program)
+    source, thresholds = prepared.source, prepared.thresholds
+    fused = merge_transposes(source.fused.program)
+    quantized = dict(prepared.weights)
+    for name in programs.embedding_tables(fused):
+        quantized[name] = weights.quantize(source.arrays[name], 0)
+    errors = weight_errors(quantized, source.arrays)
+    others = {**source.arrays, **source.fused.parameters}
+    biases = int8.biases(fused)
     for name, correction in prepared.corrections.items():
         bias = biases[name]
         others[bias] = (others[bias] + correction).astype(np.float32)
     widened = {}
-    pairs = graph.pairs(fused.program)
+    pairs = graph.pairs(fused)
     for name, some in split_pieces(prepared.variant.split).items():
         first, bias, _ = pairs[name]
         quantized[first] = graph.widen_first(quantized[first], some)
@@ -157,31 +151,21 @@ def write(prepared: Prepared, folder: Path) -> bundles.Int8Variant:
         others[bias] = np.concatenate([others[bias], others[bias][some.units] - some.lower])
         widened[name] = first
     arrays = {**others, **{name: weight.integers for name, weight in quantized.items()}}
-    program = int8.to_int8(first_token_only(fused.program), calibration.thresholds, quantized)
+    inputs = {int8.inputs(fused)[name]: value for name, value in thresholds.items()}
+    program = int8.to_int8(first_token_only(fused), inputs, quantized)
     programs.write(folder / "x86.pdmodel", graph.fit(program, arrays, widened))
-    for first in widened.values():
-        arrays[first + weights.SCALE] = quantized[first].scales
-    programs.write(folder / "model.pdmodel", graph.fit(calibration.program, arrays, widened))
+    unfused = graph.fit(source.program, arrays, widened)
+    unfused, scales = quantizers.insert(unfused, thresholds, quantized)
+    programs.write(folder / "model.pdmodel", unfused)
     for name in quantized:
-        others.pop(name)
-        others.pop(name + weights.SCALE, None)
-    weights.save(folder, quantized, others)
+        del others[name]
+    weights.save(folder, quantized, {**others, **scales})
     return prepared.variant.model_copy(
         update={
             "runs_on": ["x86"],  # ARM has no oneDNN; model.pdmodel is for converters
             "versions": versions(),
             "float32_layers": prepared.left,
-            "thresholds": input_thresholds(prepared),
+            "thresholds": thresholds,
             "weight_errors": errors,
         }
     )
-
-
-def input_thresholds(prepared: Prepared) -> dict[str, float]:
-    """The thresholds of the inputs of all layers that may be int8, by the layer's weight."""
-    calibration = prepared.calibration
-    return {
-        weight: calibration.thresholds[name]
-        for weight, name in int8.inputs(prepared.fused.program).items()
-        if weight in calibration.weights
-    }

@@ -16,6 +16,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.compression import selection, smooth
 from fleetbert.compression.gate import Gate, Sample
+from fleetbert.compression.observed import Observed, observe
 from fleetbert.compression.sensitivity import Layers, groups, linear_weights
 from fleetbert.compression.texts import Feeds, read_batches
 from fleetbert.core.errors import UserError
@@ -92,14 +93,13 @@ class Result(NamedTuple):
 @dataclass
 class Work:
     """gate: of `job.gate`; source: of the variant `job.source`, smoothed where the job wants it,
-    or what the method trained of it; smoothed: how, by weight; largest: see `smooth.Scales`."""
+    or what the method trained of it; smoothed: how, by weight."""
 
     job: config.Quantize
     bundle: bundles.Bundle
     source: Source
     gate: Gate
     smoothed: Mapping[str, bundles.Smoothed] = field(default_factory=dict)
-    largest: Mapping[str, np.ndarray] | None = None
 
     @functools.cached_property
     def selection(self) -> Sample:
@@ -113,6 +113,13 @@ class Work:
     def calibration_batches(self) -> list[Feeds]:
         """Texts of `calibration.data`, but those that are held out for `selection`."""
         return read_batches(self.job.calibration, self.bundle, self.job.selection, self.job.data)
+
+    @functools.cached_property
+    def observed(self) -> Observed:
+        """What these texts put into the layers of the source."""
+        batches = self.calibration_batches
+        log.info(f"calibrating: float32 runs {sum(len(b['input_ids']) for b in batches)} texts")
+        return observe(self.source.layers, batches)
 
 
 def open_work(job: config.Quantize) -> Work:
@@ -133,7 +140,7 @@ def open_work(job: config.Quantize) -> Work:
         bundles.verify(bundle, job.source)
     work = Work(job, bundle, Source(bundle.folder(job.source)), gate)
     if job.method in config.CALIBRATED and job.calibration.smooth == "auto":
-        smoothen(work, work.calibration_batches)
+        smoothen(work)
     return work
 
 
@@ -145,22 +152,21 @@ def _check_trained(job: config.Quantize, bundle: bundles.Bundle) -> None:
         raise UserError(f"{where} predicts {counts}; choose a bundle that answers (docs/tasks.md)")
 
 
-def smoothen(work: Work, batches: Sequence[Feeds]) -> None:
-    """Smooth the work's source, as these texts advise."""
-    source = work.source
+def smoothen(work: Work) -> None:
+    """Smooth the work's source, as the calibration texts advise."""
+    source, observed = work.source, work.observed
     left = source.float32_layers(work.job.skip)
-    log.info(f"smooth: trying scales of layers' inputs on {len(batches)} batches of texts")
-    scales = smooth.choose(source.program, source.layers, batches, left)
+    log.info("smooth: trying scales of layers' inputs")
+    scales = smooth.choose(source.program, source.layers, observed, left)
     for name, entry in scales.smoothed.items():
         log.info(
             f"smooth: {name}: exponent {entry.exponent}, token error {entry.error:.2%} instead of "
             f"{entry.former_error:.2%}"
         )
     log.info(f"smooth: the inputs of {len(scales.smoothed)} layers")
-    work.largest = scales.largest  # smoothing leaves them as they are
     if scales.smoothed:
         work.source = Source.of(*smooth_inputs(source.program, source.arrays, scales.by_input))
-        work.smoothed = scales.smoothed
+        work.smoothed, work.observed = scales.smoothed, observed.divided(scales.by_weight)
 
 
 def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:

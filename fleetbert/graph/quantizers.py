@@ -3,15 +3,20 @@ PaddleSlim's save them."""
 
 from __future__ import annotations
 
+from typing import Mapping
+
 import numpy as np
 
 from fleetbert.graph import program as programs
-from fleetbert.graph.program import Parameters, ProgramDesc, VarType
-from fleetbert.graph.weights import Quantized
+from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc, VarType
+from fleetbert.graph.weights import SCALE, Quantized
 
 QUANTIZERS = ("quantize_linear", "dequantize_linear")
 # The operator that PaddlePaddle exports a Linear as.
 LINEAR = "matmul_v2"
+# After the name of a variable: its integers, and what they stand for.
+ROUNDED, WIDENED = ".quantized", ".quantized.dequantized"
+ZERO_POINT = ".quantized@zero_point"
 
 
 def read(program: ProgramDesc, arrays: Parameters) -> tuple[dict[str, float], dict[str, Quantized]]:
@@ -33,6 +38,50 @@ def read(program: ProgramDesc, arrays: Parameters) -> tuple[dict[str, float], di
         elif op.type == "quantize_linear":
             thresholds[name] = float(scale[0])
     return thresholds, quantized
+
+
+def insert(
+    program: ProgramDesc, thresholds: Mapping[str, float], weights: Mapping[str, Quantized]
+) -> tuple[ProgramDesc, Parameters]:
+    """The unfused float32 program with Linear layers in int8, and the scales that it stores.
+
+    thresholds: the magnitude of a layer's input that becomes 127, by its weight [K, N], of which
+    there are integers in `weights`, with N scales (axis 1).
+    """
+    program = programs.copy(program)
+    block = program.blocks[0]
+    stored: dict[str, np.ndarray] = {}
+    ops: list[OpDesc] = []
+    added: set[str] = set()
+
+    def add(kind: str, source: str, target: str, of: str, axis: int) -> None:
+        """of: the variable whose scale it is."""
+        slots = {"X": source, "Scale": of + SCALE, "ZeroPoint": of + ZERO_POINT}
+        ops.append(programs.operator(kind, slots, {"Y": target}, quant_axis=axis, bit_length=8))
+        programs.add_variable(block, of, target).persistable = False
+
+    def store(of: str, scales: np.ndarray) -> None:
+        stored[of + SCALE], stored[of + ZERO_POINT] = scales, np.zeros(len(scales), np.int32)
+        for name, data_type in ((of + SCALE, VarType.FP32), (of + ZERO_POINT, VarType.INT32)):
+            programs.new_variable(block, name, data_type, scales.shape)
+            programs.variable(block, name).persistable = True
+
+    for op in list(block.ops):
+        weight = programs.argument(op.inputs, "Y") if op.type == LINEAR else ""
+        if weight in thresholds:
+            source = programs.argument(op.inputs, "X")
+            if source not in added:
+                added.add(source)
+                store(source, np.array([thresholds[weight]], np.float32))
+                add("quantize_linear", source, source + ROUNDED, source, -1)
+                add("dequantize_linear", source + ROUNDED, source + WIDENED, source, -1)
+            store(weight, weights[weight].scales)
+            add("dequantize_linear", weight, weight + WIDENED, weight, weights[weight].axis)
+            programs.tensor(block, weight).data_type = VarType.INT8
+            programs.rename(op.inputs, {name: name + WIDENED for name in (source, weight)})
+        ops.append(op)
+    programs.replace_ops(block, ops)
+    return program, stored
 
 
 def in_float32(program: ProgramDesc) -> ProgramDesc:

@@ -8,6 +8,7 @@ from activation import FORMULAS, SAME, bert, make_network
 from tiny_bert import WORDS, export
 
 from fleetbert.compression import static
+from fleetbert.compression.observed import observe
 from fleetbert.compression.texts import feeds
 from fleetbert.compression.work import Source
 from fleetbert.data import tokenizers
@@ -81,7 +82,9 @@ class Errors(dict):
         source = Source(bundle.folder("float32"))
         folder = self.folder / f"{name}-int8"
         folder.mkdir()
-        static.write(static.of_texts(source, texts_of(bundle), "abs_max"), folder)
+        static.write(
+            static.of_texts(source, observe(source.layers, texts_of(bundle)), "abs_max"), folder
+        )
         test = random_batch(np.random.default_rng(2), (32, 32), 195)
         before = answers(source.folder, engine.FLOAT32, test)
         self[name] = relative(answers(folder, engine.INT8, test), before)

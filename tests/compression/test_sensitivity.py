@@ -8,6 +8,7 @@ import pytest
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compression import sensitivity, static
+from fleetbert.compression.observed import observe
 from fleetbert.compression.texts import read_batches
 from fleetbert.compression.work import Source
 from fleetbert.engines import engine
@@ -84,6 +85,28 @@ def test_padding_counts_nothing(whole_program):
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
+def test_what_is_observed_leaves_padding_out(trained):
+    layers = Source(bundles.read(trained).folder("float32")).layers
+    observed = observe(layers, feeds())
+    ends = []
+    for batch in feeds():
+        lengths = (batch["input_ids"] != 0).sum(1)
+        assert len(set(lengths)) > 1
+        texts = [
+            {name: x[text : text + 1, :length] for name, x in batch.items()}
+            for text, length in enumerate(lengths)
+        ]
+        alone = list(layers.run(texts))
+        ends.append({n: np.concatenate([x[n] for x in alone]) for n in layers.inputs})
+    for name in layers.inputs:
+        lowest, highest = ([end(x[name], 0) for x in ends] for end in (np.min, np.max))
+        np.testing.assert_allclose(observed.lowest[name], lowest, atol=1e-5)
+        np.testing.assert_allclose(observed.highest[name], highest, atol=1e-5)
+        largest = [np.abs(x[name]).max() for x in ends]
+        assert observed.threshold(name) == pytest.approx(np.mean(largest), rel=1e-4)
+        assert observed.threshold(name, "abs_max") == pytest.approx(max(largest), rel=1e-4)
+
+
 def test_layers_left_in_float32_are_as_they_were(trained, tiny_data, tmp_path):
     """Both programs of a variant compute the layers that `skip` names in float32."""
     bundle = bundles.read(trained)
@@ -91,11 +114,11 @@ def test_layers_left_in_float32_are_as_they_were(trained, tiny_data, tmp_path):
     groups = sensitivity.groups(source.program)
     left = groups["layer 0 feed-forward"] + groups["layer 1 attention"]
     settings = config.Calibration(data=str(tiny_data / "train.tsv"), texts=64)
-    batches = read_batches(settings, bundle)
+    observed = observe(source.layers, read_batches(settings, bundle))
     (tmp_path / "all").mkdir()
     (tmp_path / "mix").mkdir()
-    whole = static.write(static.of_texts(source, batches), tmp_path / "all")
-    mix = static.write(static.of_texts(source, batches, skip=left), tmp_path / "mix")
+    whole = static.write(static.of_texts(source, observed), tmp_path / "all")
+    mix = static.write(static.of_texts(source, observed, skip=left), tmp_path / "mix")
     assert mix.thresholds == {n: t for n, t in whole.thresholds.items() if n not in left}
     assert mix.float32_layers == [*left, *whole.float32_layers]
     quantized, others = weights.load(tmp_path / "mix")

@@ -8,6 +8,7 @@ from compressing import job
 from tiny_bert import make_network
 
 from fleetbert.compression import sensitivity, smooth, static, work
+from fleetbert.compression.observed import observe
 from fleetbert.compression.work import Source
 from fleetbert.engines.alike import random_batch
 from fleetbert.export import program as export
@@ -53,6 +54,11 @@ def uneven(tmp_path_factory):
     return Source(folder)
 
 
+@pytest.fixture(scope="module")
+def observed(uneven):
+    return observe(uneven.layers, feeds(0))
+
+
 def errors_of(source, batches):
     """The token error of each layer that can be smoothed, by its definition, thresholds being the
     mean of the largest values of the calibration batches."""
@@ -66,8 +72,8 @@ def errors_of(source, batches):
     return sensitivity.output_errors(layers, quantized, thresholds, batches)
 
 
-def test_uneven_inputs_are_smoothed_and_other_texts_gain(uneven):
-    found = smooth.choose(uneven.program, uneven.layers, feeds(0))
+def test_uneven_inputs_are_smoothed_and_other_texts_gain(uneven, observed):
+    found = smooth.choose(uneven.program, uneven.layers, observed)
     inputs = graph.inputs(uneven.program)
     first = next(iter(inputs))  # q, k and v of layer 0, behind the embeddings' norm
     assert first in found.by_input
@@ -86,18 +92,18 @@ def test_uneven_inputs_are_smoothed_and_other_texts_gain(uneven):
             assert calibrated[name] == pytest.approx(found.smoothed[name].error, rel=0.2)
 
 
-def test_a_product_stands_only_where_it_is_worth_it(uneven, monkeypatch):
+def test_a_product_stands_only_where_it_is_worth_it(uneven, observed, monkeypatch):
     """Attention's outputs cost nothing, so that any gain will do there."""
     monkeypatch.setattr(smooth, "WORTH", 0.99)
-    found = smooth.choose(uneven.program, uneven.layers, feeds(0))
+    found = smooth.choose(uneven.program, uneven.layers, observed)
     assert all(graph.is_free(uneven.program, name) for name in found.by_input)
     assert all(one.error < one.former_error for one in found.smoothed.values())
 
 
-def test_layers_that_stay_float32_are_left_alone(uneven):
+def test_layers_that_stay_float32_are_left_alone(uneven, observed):
     inputs = graph.inputs(uneven.program)
     first, names = next(iter(inputs.items()))
-    found = smooth.choose(uneven.program, uneven.layers, feeds(0), names)
+    found = smooth.choose(uneven.program, uneven.layers, observed, names)
     assert first not in found.by_input
     assert not set(names) & set(found.smoothed)
 
@@ -112,13 +118,13 @@ def corrected(trained, tiny_data):
 def test_biases_take_the_mean_change_away(corrected):
     opened, prepared = corrected
     batches = sensitivity.spread(opened.calibration_batches)
-    thresholds = static.input_thresholds(prepared)
+    thresholds = prepared.thresholds
     layers = opened.source.layers
     sums = {name: [] for name in thresholds}
     for inputs in layers.run(batches):
         for name, threshold in thresholds.items():
             x = inputs[name]
-            y = int8.simulate(x, threshold, prepared.calibration.weights[name])
+            y = int8.simulate(x, threshold, prepared.weights[name])
             sums[name].append(x @ layers.parameters[name] - y)
     for name, changes in sums.items():
         mean = np.concatenate(changes).mean(0)
@@ -131,7 +137,8 @@ def test_biases_are_written_with_their_corrections(corrected, tmp_path):
     variant = static.write(prepared, tmp_path)
     assert variant.bias_corrected
     _, others = quantization.load(tmp_path)
-    biases = int8.biases(prepared.fused.program)
+    fused = prepared.source.fused
+    biases = int8.biases(fused.program)
     for name, correction in prepared.corrections.items():
-        expected = prepared.fused.parameters[biases[name]] + correction
+        expected = fused.parameters[biases[name]] + correction
         np.testing.assert_allclose(others[biases[name]], expected, atol=1e-6)

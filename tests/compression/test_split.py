@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tiny_bert import make_network
 
-from fleetbert.compression import sensitivity, smooth, split, static
+from fleetbert.compression import sensitivity, split, static
+from fleetbert.compression.observed import observe
 from fleetbert.compression.texts import feeds
 from fleetbert.compression.work import Source
 from fleetbert.data.tokenizers import Encodings
@@ -41,8 +42,9 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tall")
     export.save_program(network, folder)
     source = Source(folder)
-    plain = static.of_texts(source, batches(0))
-    return source, plain, static.in_pieces(plain, source, batches(0))
+    observed = observe(source.layers, batches(0))
+    plain = static.of_texts(source, observed)
+    return source, plain, static.in_pieces(plain, observed)
 
 
 def test_the_large_unit_is_split_and_other_texts_gain(prepared):
@@ -52,31 +54,22 @@ def test_the_large_unit_is_split_and_other_texts_gain(prepared):
     assert set(found) == set(pairs)  # both layers
     errors = []
     for one in (plain, pieces):
-        quantized = dict(one.calibration.weights)
+        quantized = dict(one.weights)
         some = static.split_pieces(one.variant.split)
         for name in some:
             first = pairs[name].first
             quantized[first] = split.graph.widen_first(quantized[first], some[name])
             quantized[name] = split.graph.widen_second(quantized[name], some[name])
-        thresholds = static.input_thresholds(one)
         errors.append(
-            sensitivity.output_errors(source.layers, quantized, thresholds, batches(3), {}, some)
+            sensitivity.output_errors(
+                source.layers, quantized, one.thresholds, batches(3), {}, some
+            )
         )
     for name, one in found.items():
         assert TALL in one.units and len(one.units) % split.BLOCK == 0
         assert one.threshold < one.former and one.error < 0.6 * one.former_error
         assert errors[1][name] < 0.7 * errors[0][name]
         assert errors[1][pairs[name].first] == errors[0][pairs[name].first]
-
-
-def test_units_that_smoothing_has_seen_are_not_looked_at_again(prepared, monkeypatch):
-    source, plain, pieces = prepared
-    largest = smooth.choose(source.program, source.layers, batches(0)).largest
-    run, ran = source.layers.run, []
-    monkeypatch.setattr(source.layers, "run", lambda some, title="": ran.append(some) or run(some))
-    again = static.in_pieces(plain, source, batches(0), largest)
-    assert again.variant.split == pieces.variant.split
-    assert [len(some) for some in ran] == [len(sensitivity.spread(batches(0)))]
 
 
 def test_it_is_served(prepared, tmp_path):

@@ -36,6 +36,7 @@ pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and P
 
 from fleetbert.compression import static
 from fleetbert.compression.gate import lite_accuracy
+from fleetbert.compression.observed import observe
 from fleetbert.compression.texts import feeds
 from fleetbert.compression.work import Source
 from fleetbert.graph import lite_program
@@ -79,7 +80,8 @@ def add_static(path: Path) -> None:
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(texts, None, bundle.max_length)
     batches = feeds(encodings, range(32), tokenizer.pad_id)
-    prepared = static.of_texts(Source(bundle.folder("float32")), batches, "abs_max")
+    source = Source(bundle.folder("float32"))
+    prepared = static.of_texts(source, observe(source.layers, batches), "abs_max")
     bundles.add_variant(path, lite.STATIC, lambda folder: static.write(prepared, folder))
 
 
@@ -184,14 +186,14 @@ def round_weights(source: Path, folder: Path, steps: int) -> Path:
 
 
 def test_the_static_program_for_converters_answers_like_the_one_that_is_served(board_bundle):
-    """Paddle's own executor takes it: its weights are integers that are scaled once."""
+    """Paddle's own executor takes it: its weights are integers that are scaled once, and the inputs
+    of Linear layers alone are rounded."""
     bundle = bundles.read(board_bundle)
     folder = bundle.folder(lite.STATIC)
     program = programs.read(folder / "model.pdmodel")
     arrays = weights.parameters(folder, program)
     assert sum(array.dtype == np.int8 for array in arrays.values()) == 2 * 6 + 1
     batch = random_batch(np.random.default_rng(2), (4, 32), 195)
-    exact = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 1)(*batch)
     served = engine.open_folder(engine.INT8, folder, "cpu", 1)(*batch)
     with static_graph(), paddle.static.scope_guard(paddle.static.Scope()):
         runner = paddle.static.Executor(paddle.CPUPlace())
@@ -199,8 +201,7 @@ def test_the_static_program_for_converters_answers_like_the_one_that_is_served(b
         paddle.static.deserialize_persistables(loaded, programs.parameter_bytes(arrays), runner)
         feed = dict(zip(("input_ids", "token_type_ids"), batch))
         found = runner.run(loaded, feed=feed, fetch_list=["logits"])[0]
-    assert np.abs(found - exact).mean() < 5 * np.abs(served - exact).mean()
-    assert np.corrcoef(found.ravel(), exact.ravel())[0, 1] > 0.95
+    np.testing.assert_allclose(found, served, atol=1e-3)
 
 
 MEASURED = {"measure": lambda *_: None}
