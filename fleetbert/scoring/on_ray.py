@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import struct
 from contextlib import closing, suppress
+from socket import socket
 from typing import Any, Generator, Sequence
 
 from fleetbert.core.errors import UserError
 from fleetbert.scoring import remote
 from fleetbert.scoring.plan import Plan
 
-# How a client of HTTP/2, on which gRPC is built, begins: with these bytes and an empty frame of
-# settings. A server begins with such a frame too (RFC 9113, 3.4).
+# A call of gRPC is a request of HTTP/2 (RFC 9113): these bytes, then frames.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER = struct.Struct(">3sBBI")  # length, type, flags and stream of a frame
-SETTINGS = 4
+DATA, HEADERS, SETTINGS, LAST_TYPE = 0, 1, 4, 9
+END_STREAM, END_HEADERS = 1, 4
+UNIMPLEMENTED = b"12"  # gRPC's status where a server lacks the method
+PING = b"\x08\x06"  # ray.rpc.ClusterInfoRequest
 
 
 class Answering:
@@ -78,17 +82,60 @@ def run(
 
 
 def check_address(address: str) -> None:
-    """UserError where no server of gRPC is at the address: Ray would wait for minutes."""
+    """UserError where no Ray is at the address: it would be waited for, for minutes."""
+    if address.startswith("ray://"):
+        call = _call("/ray.rpc.RayletDriver/ClusterInfo", PING)
+    else:
+        call = _call("/ray.rpc.NodeInfoGcsService/GetClusterId", b"")
     with remote.connect(address) as connection:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
             return  # it would ask for a certificate first
-        header = b""
+        status = None
         with suppress(OSError):
-            connection.sendall(PREFACE + HEADER.pack(bytes(3), SETTINGS, 0, 0))
-            while len(header) < HEADER.size and (read := connection.recv(HEADER.size)):
-                header += read
-    if len(header) < HEADER.size or HEADER.unpack(header[: HEADER.size])[1] != SETTINGS:
+            connection.sendall(call)
+            status = _status(connection)
+    if status in (None, UNIMPLEMENTED):  # who asks for a token has another one
         raise UserError(
             f"--address {address}: what listens there is not Ray; name the port that `ray start` "
-            "prints, or a Ray Client server's"
+            "prints, or, behind ray://, a Ray Client server's"
         )
+
+
+def _call(method: str, message: bytes) -> bytes:
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "ray",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    fields = b"".join(b"\0%c%b%c%b" % (len(n), n, len(v), v) for n, v in pairs)  # RFC 7541, 6.2.2
+    message = b"\0" + len(message).to_bytes(4, "big") + message
+    return (
+        PREFACE
+        + _frame(SETTINGS, 0, 0, b"")
+        + _frame(HEADERS, END_HEADERS, 1, fields)
+        + _frame(DATA, END_STREAM, 1, message)
+    )
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return HEADER.pack(len(payload).to_bytes(3, "big"), kind, flags, stream) + payload
+
+
+def _status(connection: socket) -> bytes | None:
+    """gRPC's status in the answer; None where there is none. The gRPC of Ray's servers writes it as
+    it is, while others may compress it (RFC 7541, 5.2)."""
+    while len(header := remote.read(connection, HEADER.size)) == HEADER.size:
+        length, kind, flags, stream = HEADER.unpack(header)
+        if kind > LAST_TYPE:  # not HTTP/2
+            break
+        payload = remote.read(connection, int.from_bytes(length, "big"))
+        status = re.search(rb"grpc-status[\1\2](\d+)", payload)
+        if kind == HEADERS and status:
+            return status[1]
+        if stream == 1 and flags & END_STREAM:
+            break
+    return None

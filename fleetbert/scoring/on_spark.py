@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import sys
 from concurrent import futures
 from contextlib import closing, suppress
@@ -15,6 +16,10 @@ from fleetbert.scoring import remote
 from fleetbert.scoring.plan import Plan
 
 POLL = 0.2  # seconds
+# Spark's network protocol: length of the message, its type, its number, length of its body.
+REQUEST = struct.Struct(">QB8sI")
+RPC_REQUEST = 3
+TLS_ALERT = b"\x15\x03"
 MASTERS = r"local(\[.*\])?|local-cluster\[.*\]|(spark|k8s)://.+|yarn"
 
 
@@ -33,7 +38,7 @@ def run(
             "yarn or local-cluster[2,1,2048]"
         )
     if (address or "").startswith("spark://"):
-        remote.connect(address or "").close()
+        check_address(address or "")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UserError(
             "--on spark: Spark needs Java 17 or later, which is not installed; on Debian: "
@@ -64,6 +69,21 @@ def run(
         if "JAVA_GATEWAY_EXITED" in cause or "stopped SparkContext" in cause:
             cause = "Spark ended before it took the files; its own lines above say why"
         raise UserError(f"--on spark: {cause}") from error
+
+
+def check_address(address: str) -> None:
+    """UserError where no master is at the address: Spark would try for a minute."""
+    number = b"fleetber"
+    answer = b""
+    with remote.connect(address) as connection, suppress(OSError):
+        connection.sendall(REQUEST.pack(REQUEST.size, RPC_REQUEST, number, 0))
+        answer = remote.read(connection, REQUEST.size)
+    # A master answers an empty request with an error; one with TLS, with an alert.
+    if not (answer[9:17] == number or answer.startswith(TLS_ALERT)):
+        raise UserError(
+            f"--address {address}: what listens there is not a master of Spark; name the "
+            "spark:// address that its log and its page show"
+        )
 
 
 def _outcomes(context: Any, work: list[bytes]) -> Generator[remote.Outcome, None, None]:

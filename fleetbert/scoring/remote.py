@@ -78,6 +78,14 @@ def connect(address: str) -> socket.socket:
     raise UserError(f"--address {address}: nothing answers there; start the cluster, or name it")
 
 
+def read(connection: socket.socket, size: int) -> bytes:
+    """`size` bytes; fewer where the other side ends. OSError after TIMEOUT without any."""
+    parts = b""
+    while len(parts) < size and (part := connection.recv(size - len(parts))):
+        parts += part
+    return parts
+
+
 def _versions() -> dict[str, str]:
     return {"fleetbert": fleetbert.__version__, "PaddlePaddle": versions.paddle_version()}
 

@@ -141,6 +141,26 @@ def test_a_fault_is_one_sentence(engine, fault, words, texts, tmp_path):
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
+@needs_java
+def test_running_clusters_are_known_by_their_addresses(tmp_path):
+    spark = "import os, pyspark; print(os.path.dirname(pyspark.__file__))"
+    home = subprocess.run([BIN / "python", "-c", spark], capture_output=True, text=True).stdout
+    words = ["--host", "127.0.0.1", "--port", 0, "--webui-port", 0]
+    master = [Path(home.strip(), "bin", "spark-class"), "org.apache.spark.deploy.master.Master"]
+    with started(tmp_path / "log", *master, *words, SPARK_HOME=home.strip()):
+        found = wait_for(
+            lambda: re.search(r"spark://127\.0\.0\.1:\d+", (tmp_path / "log").read_text()),
+            "a master",
+        )
+        code = (
+            "import ray, sys\nfrom fleetbert.scoring import on_ray, on_spark\n"
+            "on_spark.check_address(sys.argv[1])\nray.init(num_cpus=1)\n"
+            "on_ray.check_address(ray.get_runtime_context().gcs_address)\n"
+        )
+        with started(tmp_path / "ray.log", BIN / "python", "-c", code, found[0]) as process:
+            assert process.wait() == 0, (tmp_path / "ray.log").read_text()
+
+
 # What runs a block of docs/tables.md, on two workers, and prints its rows.
 RAY = """
 import fleetbert, ray, ray.data

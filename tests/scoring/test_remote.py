@@ -8,6 +8,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -104,34 +105,62 @@ def test_an_address_where_nothing_listens(address):
         next(on_spark.run([], "host:7077"))
 
 
-@pytest.mark.parametrize("other", ["silent", "http", "ends"])
-def test_an_address_where_something_else_than_ray_listens(other, monkeypatch):
+@contextlib.contextmanager
+def grpc_server(statuses: Mapping[str, str]) -> Iterator[int]:
+    """The port of a server that has these methods, each with its status."""
+    grpc = pytest.importorskip("grpc")
+
+    def end(request, context):
+        if statuses[name] != "OK":
+            context.abort(grpc.StatusCode[statuses[name]], "")
+        return b""
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    for name in statuses:
+        _, service, method = name.split("/")
+        methods = {method: grpc.unary_unary_rpc_method_handler(end)}
+        handler = grpc.method_handlers_generic_handler(service, methods)
+        server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "ray://127.0.0.1", "spark://127.0.0.1"])
+@pytest.mark.parametrize("other", ["silent", "http", "ends", "grpc"])
+def test_an_address_where_something_else_listens(other, address, monkeypatch):
     monkeypatch.setattr(remote, "TIMEOUT", 0.2)
+    engine = on_spark if address.startswith("spark") else on_ray
     with contextlib.ExitStack() as stack:
         if other == "http":
             server = stack.enter_context(HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler))
             threading.Thread(target=server.handle_request, daemon=True).start()
             port = server.server_port
+        elif other == "grpc":
+            port = stack.enter_context(grpc_server({"/x.Other/Call": "OK"}))
         else:
             listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             port = listening.getsockname()[1]
         if other == "ends":
             threading.Thread(target=lambda: listening.accept()[0].close(), daemon=True).start()
-        with pytest.raises(
-            fleetbert.UserError, match=rf"--address ray://127.0.0.1:{port}: what li"
-        ):
-            on_ray.check_address(f"ray://127.0.0.1:{port}")
+        with pytest.raises(fleetbert.UserError, match=rf"--address {address}:{port}: what li"):
+            engine.check_address(f"{address}:{port}")
 
 
-def test_a_server_of_grpc_may_be_ray():
-    grpc = pytest.importorskip("grpc")
-    server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        on_ray.check_address(f"ray://127.0.0.1:{port}")
-    finally:
-        server.stop(None)
+@pytest.mark.parametrize("status", ["OK", "UNAUTHENTICATED"])
+@pytest.mark.parametrize(
+    ("address", "method"),
+    [
+        ("ray://127.0.0.1", "/ray.rpc.RayletDriver/ClusterInfo"),
+        ("127.0.0.1", "/ray.rpc.NodeInfoGcsService/GetClusterId"),
+    ],
+)
+def test_a_server_with_a_method_of_ray_is_ray(address, method, status):
+    with grpc_server({method: status}) as port:
+        on_ray.check_address(f"{address}:{port}")
 
 
 def test_the_cause_is_found_between_the_stacks():
