@@ -23,7 +23,9 @@ using nlohmann::ordered_json;
 constexpr char kUsage[] = R"(usage: fleetbert-lite COMMAND --bundle DIR [options]
 
   predict --bundle DIR [--input FILE]   answer the lines of FILE (default: standard input), a text
-                                        or two texts with a tab between; print a JSON object per line
+                                        or two texts with a tab between; print a JSON object per line,
+                                        of an invalid line {"error": ...}; the exit code is 2 where
+                                        no line could be answered
   bench --bundle DIR [--batch 1] [--length 64] [--warmup 5] [--repeats 50] [--json yes]
                                         measure the speed on batches of random tokens
   info --bundle DIR                     list the bundle's variants, and which of them run here
@@ -125,6 +127,10 @@ int predict(int argc, char** argv) {
     }
     read += lines.size();
   }
+  if (failed && failed == read) {
+    throw UserError("none of the " + std::to_string(read) +
+                    " lines could be answered; see their error");
+  }
   if (failed) {
     std::cerr << failed << " of " << read << " lines could not be answered: see their error\n";
   }
@@ -132,7 +138,7 @@ int predict(int argc, char** argv) {
     std::cerr << truncated << " texts were truncated to "
               << classifier->bundle().max_length << " tokens\n";
   }
-  return failed ? 1 : 0;
+  return 0;
 }
 
 // Peak memory of this process in MB.
