@@ -256,7 +256,8 @@ def _example(row: Row, number: int, form: Format) -> Example:
     try:
         return _checked(row, number, form)
     except LineError as error:
-        raise LineError(f"{error} (id {row['id']})" if "id" in row else str(error)) from None
+        place = "" if row.get("id") is None else f" (id {str(row['id'])[:40]})"
+        raise LineError(f"{error}{place}") from None
 
 
 def _checked(row: Row, number: int, form: Format) -> Example:

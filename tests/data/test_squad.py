@@ -131,6 +131,8 @@ def test_what_is_no_question_is_refused(tmp_path):
     for text, sentence in [
         (as_squad([written([], context=" ")]), "'context' is empty"),
         (as_squad([written([], question="")]), r"'question' is empty \(id \w+\)"),
+        (as_squad([written([], context="", number="x" * 99)]), r"empty \(id x{40}\)$"),
+        (as_squad([written([], context="", number=None)]), "empty$"),
         ('{"data": [\n{"paragraphs": [\n{"context": 1,,}]}]}', ":3: is not valid JSON"),
         ('{"version": "1", "data": []}', "has no questions; SQuAD's layout has them in 'data'"),
         ('{"data": [{"question": "a", "context": "b"}]}', "has no questions; .* one object with"),
