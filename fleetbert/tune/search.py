@@ -190,7 +190,8 @@ def _work(job: config.Config, text: str, worker: int, trials: int) -> None:
         _forget_checkpoints(folder / name)
         return value
 
-    study.optimize(objective, n_trials=trials, catch=(_Failed,))
+    # A trial's parameters and their optimizer know each other; Python frees such cycles late.
+    study.optimize(objective, n_trials=trials, catch=(_Failed,), gc_after_trial=True)
 
 
 def _forget_checkpoints(run: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 from pathlib import Path
 
 import commands
@@ -134,6 +136,26 @@ def test_trials_that_fall_behind_are_pruned(job, tmp_path, monkeypatch):
     assert states == ["COMPLETE", "PRUNED"]
     assert list(trials(tmp_path / "run")[1].intermediate_values) == [1]
     assert saved == [tmp_path / "run" / "trial-1" / "checkpoints"]  # of its first epoch
+
+
+def test_a_trial_is_freed_before_the_next(job, monkeypatch):
+    from fleetbert.tune import search, trial
+
+    runs, before = [], []
+
+    class Watched(trial.Reports):
+        def on_start(self, run):
+            before.append([each() for each in runs])
+            runs.append(weakref.ref(run.task.network))
+
+    monkeypatch.setattr(trial, "Reports", Watched)
+    monkeypatch.setattr(optuna.Trial, "should_prune", lambda trial: trial.number == 1)
+    gc.disable()
+    try:
+        search.tune(job, "learning_rate=1e-3|2e-3", trials=3)
+    finally:
+        gc.enable()
+    assert before == [[], [None], [None, None]]
 
 
 def test_without_optuna_a_sentence_names_the_extra(tiny_data, tmp_path, monkeypatch, capfd):
