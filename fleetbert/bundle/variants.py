@@ -112,7 +112,7 @@ class OnnxVariant(_Variant):
 
 
 class OnnxInt8Variant(_Variant):
-    """In int8, for ONNX Runtime, quantized by its own tool.
+    """In int8, for ONNX Runtime (`compression.onnx_layers`).
 
     activations: dynamic (a scale for each token) or static (from texts); weight_bits: of products.
     fleetbert up to 2026-11 had a dynamic scale for each batch, and no `alone_difference`.

@@ -33,6 +33,11 @@ class Observed(NamedTuple):
         by_batch = self.largest(name).max(1)
         return float(by_batch.max() if algorithm == "abs_max" else by_batch.mean())
 
+    def range(self, name: str) -> tuple[float, float]:
+        """The means over the batches of each one's least and largest value."""
+        ends = self.lowest[name].min(1).mean(), self.highest[name].max(1).mean()
+        return float(ends[0]), float(ends[1])
+
     def divided(self, by: Mapping[str, np.ndarray]) -> Observed:
         """The same of layers whose input is divided, by positive float32 [K]."""
 

@@ -1,0 +1,152 @@
+"""Linear layers and tables of an ONNX model in int8.
+
+Inputs of layers are unsigned with a zero point, weights signed without (Jacob et al. 2018, equation
+4). Static: an input has one scale. Dynamic: the largest magnitude of each token's vector becomes
+127 (ZeroQuant, Yao et al. 2022, section 4.1). ONNX Runtime's tool has one dynamic scale for a
+batch, so that a text's answer would depend on the texts beside it, with twice the error: the
+vectors of MiniLM for SST-2's texts have a mean cosine similarity to float32's of 0.9900 instead of
+0.9948, at 1.12 times the texts a second. Its static form is the one here.
+"""
+
+from __future__ import annotations
+
+from typing import Collection, Mapping
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+LARGEST = 127
+# Weights have 7 bits: with 8, processors without VNNI overflow.
+LARGEST_WEIGHT = 64
+CONSTANTS: dict[str, np.ndarray] = {
+    "@one": np.array(1, np.float32),
+    "@step": np.array(1 / LARGEST, np.float32),
+    # Of a vector of zeros, so that nothing is divided by 0.
+    "@least": np.array(1e-30, np.float32),
+    # Processors multiply unsigned integers, here around 128, with signed weights.
+    "@zero": np.array(128, np.uint8),
+    "@flat": np.array([-1]),
+}
+
+
+def to_int8(
+    model: ModelProto,
+    left: Collection[str] = (),
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> list[str]:
+    """Change `model` in place, and give the weights of the layers that are int8 now.
+
+    left: weights of layers that stay float32, as products of two activations do. ranges: the least
+    and the largest value of each layer's input, by its weight; None: dynamic scales.
+    """
+    graph = model.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    arrays: dict[str, np.ndarray] = {} if ranges else dict(CONSTANTS)
+    nodes: list[NodeProto] = []
+    rounded: set[str] = set()  # inputs of layers that are there as integers
+    done: list[str] = []
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[0] in stored:
+            table, ids = node.input
+            nodes += _look_up(numpy_helper.to_array(stored.pop(table)), table, ids, node, arrays)
+        elif node.op_type == "MatMul" and node.input[1] in stored and node.input[1] not in left:
+            source, weight = node.input
+            array = numpy_helper.to_array(stored.pop(weight))
+            scales = np.maximum(np.abs(array).max(0), np.float32(1e-8)) / np.float32(LARGEST_WEIGHT)
+            arrays[weight] = np.rint(array / scales).astype(np.int8)
+            arrays[f"{weight}@scale"] = scales
+            if source not in rounded:
+                rounded.add(source)
+                if ranges is None:
+                    nodes += _round_tokens(source, len(array), arrays)
+                else:
+                    nodes += _round(source, ranges[weight], arrays)
+            multiply = _multiply_tokens if ranges is None else _multiply
+            nodes += multiply(source, weight, node.output[0])
+            done.append(weight)
+        else:
+            nodes.append(node)
+    kept = [stored[tensor.name] for tensor in graph.initializer if tensor.name in stored]
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    for field, values in ((graph.node, nodes), (graph.initializer, [*kept, *tensors])):
+        copies = [type(value).FromString(value.SerializeToString()) for value in values]
+        del field[:]
+        field.extend(copies)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return done
+
+
+def _affine(lowest: float, highest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and zero point of the unsigned integers for this range."""
+    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+    scale = np.array(max(highest - lowest, 1e-8) / 255, np.float32)
+    return scale, np.array(np.clip(np.rint(-lowest / scale), 0, 255), np.uint8)
+
+
+def _look_up(
+    table: np.ndarray, name: str, ids: str, node: NodeProto, arrays: dict[str, np.ndarray]
+) -> list[NodeProto]:
+    """Rows of a table of integers; ONNX has one scale for all of it."""
+    scale, zero = _affine(float(table.min()), float(table.max()))
+    arrays[name] = np.clip(np.rint(table / scale) + zero, 0, 255).astype(np.uint8)
+    arrays[f"{name}@scale"], arrays[f"{name}@zero"] = scale, zero
+    rows, target = f"{node.output[0]}@int8", node.output[0]
+    return [
+        helper.make_node("Gather", [name, ids], [rows], axis=0),
+        helper.make_node("DequantizeLinear", [rows, f"{name}@scale", f"{name}@zero"], [target]),
+    ]
+
+
+def _round(
+    source: str, values: tuple[float, float], arrays: dict[str, np.ndarray]
+) -> list[NodeProto]:
+    arrays[f"{source}@scale"], arrays[f"{source}@zero"] = _affine(*values)
+    affine = [f"{source}@scale", f"{source}@zero"]
+    return [
+        helper.make_node("QuantizeLinear", [source, *affine], [f"{source}@int8"]),
+        helper.make_node("DequantizeLinear", [f"{source}@int8", *affine], [f"{source}@rounded"]),
+    ]
+
+
+def _multiply(source: str, weight: str, target: str) -> list[NodeProto]:
+    """ONNX Runtime makes one product of integers of both."""
+    widened = f"{weight}@rounded"
+    return [
+        helper.make_node("DequantizeLinear", [weight, f"{weight}@scale"], [widened], axis=1),
+        helper.make_node("MatMul", [f"{source}@rounded", widened], [target]),
+    ]
+
+
+def _round_tokens(source: str, width: int, arrays: dict[str, np.ndarray]) -> list[NodeProto]:
+    """`source`@int8, of the shape of `source` [..., width], and `source`@scale [..., 1]."""
+
+    def step(kind: str, inputs: list[str], to: str, **attributes: object) -> NodeProto:
+        return helper.make_node(kind, inputs, [to], **attributes)
+
+    rows = f"@rows{width}"
+    arrays[rows] = np.array([-1, width])
+    integers, scale = f"{source}@int8", f"{source}@scale"
+    flat, zeros = f"{scale}@flat", f"{scale}@zeros"
+    return [
+        step("Abs", [source], f"{source}@abs"),
+        step("ReduceMax", [f"{source}@abs"], f"{source}@largest", axes=[-1], keepdims=1),
+        step("Mul", [f"{source}@largest", "@step"], f"{scale}@any"),
+        step("Max", [f"{scale}@any", "@least"], scale),
+        step("Reshape", [scale, "@flat"], flat),
+        step("Shape", [flat], f"{flat}@shape"),
+        step("Expand", ["@zero", f"{flat}@shape"], zeros),
+        step("Reshape", [source, rows], f"{source}@rows"),
+        step("QuantizeLinear", [f"{source}@rows", flat, zeros], f"{integers}@rows", axis=0),
+        step("Shape", [source], f"{source}@shape"),
+        step("Reshape", [f"{integers}@rows", f"{source}@shape"], integers),
+    ]
+
+
+def _multiply_tokens(source: str, weight: str, target: str) -> list[NodeProto]:
+    inputs = [f"{source}@int8", weight, "@one", f"{weight}@scale", "@zero"]
+    return [
+        helper.make_node(
+            "MatMulIntegerToFloat", inputs, [f"{target}@unscaled"], domain="com.microsoft"
+        ),
+        helper.make_node("Mul", [f"{target}@unscaled", f"{source}@scale"], [target]),
+    ]
