@@ -28,6 +28,7 @@ from fleetbert.training import (
     optimizer,
     precision,
     reader,
+    same_job,
     sparse_table,
     touched_rows,
 )
@@ -70,7 +71,8 @@ class Callback:
 
     def on_gradients(self, run: Run) -> None:
         """Called after the last backward pass of a step, before the update. `parameter.grad` is
-        this rank's, and is multiplied by `run.precision.scale`."""
+        this rank's, and is multiplied by `run.precision.scale`. A callback that has this method
+        makes AdamW on a CPU move all rows of the words' table (docs/speed.md)."""
 
     def on_step(self, run: Run) -> None:
         """Called after each optimizer step; `run.state.step` already counts it."""
@@ -153,7 +155,7 @@ class Run:
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Resume from a checkpoint; UserError if it belongs to another job."""
-        _check_same_job(self, saved)
+        same_job.check(self, saved)
         self.strategy.set_state(saved.tensors)
         if self.task.table is not None:
             self.task.table.store.load(saved.folder / sparse_table.FILE)
@@ -191,9 +193,7 @@ class Run:
         began = time.perf_counter()
         try:
             heartbeat.note_step(self.resumed_at, 0)
-            known = Callback.on_gradients
-            watched = any(type(each).on_gradients is not known for each in self.callbacks)
-            touched_rows.choose(self.strategy, watched)
+            touched_rows.choose(self.strategy, _read_gradients(self.callbacks))
             self.each(lambda callback: callback.on_start(self))
             self._steps()
             self.check_best()
@@ -314,6 +314,10 @@ class Run:
         }
 
 
+def _read_gradients(callbacks: list[Callback]) -> bool:
+    return any(type(each).on_gradients is not Callback.on_gradients for each in callbacks)
+
+
 def seed_step(seed: int, rank: int, step: int) -> np.random.Generator:
     """Seed Paddle's, NumPy's and Python's generators for a step; return one for its dropout.
 
@@ -352,48 +356,3 @@ def versions() -> dict[str, str]:
         "paddlepaddle": paddle.__version__,
         "python": platform.python_version(),
     }
-
-
-def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
-    kind = type(run.job)
-    jobs = run.job, kind.model_construct()
-    now, defaults = (schema.flat(job.model_dump(mode="json"), kind) for job in jobs)
-    before = schema.flat(saved.state["config"], kind)
-    # What a path names counts, not the path.
-    digests = {**run.task.origins, "data.train": run.task.fingerprint}
-    former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
-    free = {path for path, digest in former.items() if digests.get(path) == digest}
-    for key in {**now, **before}:
-        # Keys may have come after the checkpoint.
-        old, new = before.get(key, defaults.get(key)), now.get(key)
-        if old != new and key not in free and schema.on_resume(kind, key) == "same":
-            raise UserError(
-                f"checkpoint {saved.folder}: was trained with {key}: {schema.yaml_word(old)}, this "
-                f"job has {schema.yaml_word(new)}; set it back, or start anew with "
-                "trainer.resume=none or another output_dir"
-            )
-    # An old checkpoint has only the job's settings.
-    settings = (str({**defaults, **before}[f"precision.{key}"]) for key in ("level", "dtype"))
-    former_precision = saved.state.get("precision") or precision.named(*settings)
-    if former_precision != run.precision.name:
-        raise UserError(
-            f"checkpoint {saved.folder}: was trained in {former_precision}, this job computes in "
-            f"{run.precision.name} (precision.level, precision.dtype, and what the device has); "
-            "keep the precision, or start anew with trainer.resume=none or another output_dir"
-        )
-    labels = list(run.task.labels)
-    old_labels = saved.state.get("labels", labels)  # a checkpoint may be older than the key
-    is_same_data = former["data.train"] == digests["data.train"]
-    if old_labels != labels and (is_same_data or sorted(old_labels) == sorted(labels)):
-        raise UserError(
-            f"checkpoint {saved.folder}: was trained with the labels {', '.join(old_labels[:12])}, "
-            "in this order; give these, or start anew with trainer.resume=none or another "
-            "output_dir"
-        )
-    whole = {"data.train": "training texts have", "distill.teacher": "teacher has"}
-    for path, changed in whole.items():
-        if path in former and former[path] != digests.get(path):
-            raise UserError(
-                f"checkpoint {saved.folder}: the {changed} changed since; start anew with "
-                "trainer.resume=none or another output_dir"
-            )
