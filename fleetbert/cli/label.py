@@ -10,12 +10,13 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleetbert.cli.bundle_options import add_columns, columns, open_output
+from fleetbert.cli.bundle_options import Columns, add_columns, columns, open_input, open_output
 from fleetbert.core.charset import utf8_word
 from fleetbert.core.errors import UserError
 
 if TYPE_CHECKING:
     from fleetbert.api.labelling import Described
+    from fleetbert.data.records import Example
     from fleetbert.tasks import LabelAnswer
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ FIELDS = ("text_a", "label", "probability")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("texts", metavar="FILE", help="file of the texts")
+    parser.add_argument("texts", metavar="FILE", help="file of the texts; -: stdin")
     parser.add_argument(
         "--labels", type=utf8_word, metavar="NAMES", help="names of the labels, with commas between"
     )
@@ -82,7 +83,10 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--output {arguments.output}: name a .tsv, .csv or .jsonl file")
     labels = _labels(arguments.labels, arguments.descriptions)
     task = tasks.CLASSIFICATION
-    examples = unlabelled.read_unlabelled(arguments.texts, task, "texts", columns(arguments))
+    if arguments.texts == "-":
+        examples = _of_stdin(columns(arguments))
+    else:
+        examples = unlabelled.read_unlabelled(arguments.texts, task, "texts", columns(arguments))
     if any(example.label for example in examples):
         log.warning(
             f"{arguments.texts}: its labels are not read; compare them with the answers of a "
@@ -94,6 +98,19 @@ def run(arguments: argparse.Namespace) -> None:
         table, abstained = _table(texts, answers, arguments.abstain, suffix)
         stream.write(table.encode())
     log.info(f"labelled {len(texts) - abstained} of {len(texts)} texts, abstained from {abstained}")
+
+
+def _of_stdin(names: Columns) -> list[Example]:
+    """The texts on the standard input, in the formats that `predict` takes there."""
+    from fleetbert.data import read
+
+    examples = []
+    with open_input("-") as stream:
+        for _, _, example in read.iter_lines(stream, pair=False, columns=names):
+            if isinstance(example, UserError):
+                raise UserError(f"stdin: {example}")
+            examples.append(example)
+    return examples
 
 
 def _labels(named: str | None, path: str | None) -> Described:

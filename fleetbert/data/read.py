@@ -268,6 +268,10 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
         with Path(path).open("rb") as file:
             yield file
     except FileNotFoundError:
+        if str(path) == "-":
+            raise UserError(
+                "-: the standard input is read by ask, label and predict only; name a file"
+            ) from None
         raise UserError(f"{path}: no such file; check the path of the data") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a directory; give a .tsv or .jsonl file in it") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import os
 import subprocess
@@ -82,6 +83,21 @@ def test_without_certainty_it_abstains(tiny_encoder, tmp_path, capsys):
     header, *lines = said.out.splitlines()
     assert header.split("\t") == ["text_a", "label", "probability"]
     assert {line.split("\t")[1] for line in lines} == {"no", "字3"}
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "output"),
+    [
+        (b'{"text": "word1"}\n', 0, "word1\t"),
+        (b"text\tid\nword1\t3\n", 0, "word1\t"),
+        (b"word1\n \n", 2, "error: stdin: line 2: 'text_a' is empty"),
+    ],
+)
+def test_texts_may_come_from_stdin(given, code, output, tiny_encoder, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+    assert commands.call("label", "-", "--init", tiny_encoder, "--labels", "word1, word2") == code
+    said = capsys.readouterr()
+    assert output in said.out + said.err
 
 
 @pytest.mark.parametrize(
