@@ -54,7 +54,7 @@ def observe(layers: Layers, batches: Sequence[Feeds]) -> Observed:
     lowest: dict[str, list[np.ndarray]] = {name: [] for name in layers.inputs}
     highest: dict[str, list[np.ndarray]] = {name: [] for name in layers.inputs}
     few = []
-    for batch, inputs in zip(batches, layers.run(batches, "calibrate")):
+    for inputs, batch in zip(layers.run(batches, "calibrate"), batches):
         for name, x in inputs.items():
             lowest[name].append(x.min(0))
             highest[name].append(x.max(0))

@@ -35,7 +35,6 @@ def prepare(work: Work) -> Ready:
     left = work.source.float32_layers(work.job.skip)
     activations = work.job.onnx.activations
     with tempfile.TemporaryDirectory(prefix="fleetbert-onnx-") as temporary:
-        log.info("onnx: converting the model")
         float32 = Path(temporary) / MODEL
         onnx.convert(work.source.folder, float32)
         made = {}

@@ -73,6 +73,7 @@ def import_model(
         return config.reading_of(task, max_length, long_texts, stride)
 
     names = None if labels is None else labels_of.given(labels)
+    log.info(f"{model.init}: reading the model")
     program = from_paddle.find(Path(model.init))
     if program is not None:
         if task is not None:

@@ -7,6 +7,7 @@ another Python than this one.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ import numpy as np
 
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
+
+log = logging.getLogger(__name__)
 
 PACKAGE = "paddlelite==2.13rc0"
 PYTHONS = ("3.10", "3.9", "3.8")
@@ -60,6 +63,7 @@ def convert(
     kernels: set[str] = set()
     inputs = batches
     for name, source in parts.items():
+        log.info(f"lite: converting {name} for {target}")
         work = folder.with_name(f"{folder.name}-{name}")
         work.mkdir()
         done = _convert(source, work, target, float16, bits, inputs)

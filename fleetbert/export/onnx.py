@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, difference, random_batches
 from fleetbert.graph import gelu, padding
 from fleetbert.graph import program as programs
+
+log = logging.getLogger(__name__)
 
 # The first with LayerNormalization as one operator: a quarter fewer nodes.
 OPSET = 17
@@ -40,6 +43,7 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> bundles.Bundle:
 
     with bundles.adding(path, "onnx") as new:
         convert(source, new.folder / "model.onnx", opset)
+        log.info("onnx: comparing ONNX Runtime's answers with Paddle's")
         largest = _compare(bundle, source, new.folder)
         if not largest <= LARGEST_DIFFERENCE:
             raise UserError(
@@ -82,6 +86,7 @@ def convert(source: Path, target: Path, opset: int = OPSET) -> None:
             "paddle2onnx, which writes ONNX files, is not installed; it has wheels for Python 3.8 "
             f"to 3.12 only: {extras.command('onnx')} for one of these, and run this command there"
         ) from None
+    log.info("onnx: converting the model")
     with tempfile.TemporaryDirectory() as temporary:
         program = Path(temporary) / "model.pdmodel"
         masked = padding.mask_as_input(programs.read(source / program.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.graph import program as programs
 from fleetbert.graph import tidy
 from fleetbert.models.task_heads import Headed
+
+log = logging.getLogger(__name__)
 
 
 def export_bundle(
@@ -55,6 +58,7 @@ def export_bundle(
     program was found to answer like the network (UserError otherwise).
     """
 
+    log.info(f"{path}: writing the program, and comparing its answers with the network's")
     headed = network if isinstance(network, Headed) else None
     opened = tokenizers.open(tokenizer)
     limits = {"max_length": max_length, "vocab_size": opened.vocab_size, "pad_id": opened.pad_id}
