@@ -60,12 +60,13 @@ def run(argv: list[str]) -> int | None:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     arguments, rest = parser.parse_known_args(argv)
+    of_command = subparsers.choices[arguments.command]
     if hasattr(arguments, "overrides"):
-        rest = _take_keys(arguments, subparsers.choices[arguments.command], rest)
+        rest = _take_keys(arguments, of_command, rest)
     if rest and all("=" in word and not word.startswith("-") for word in rest):
-        parser.error(f"{arguments.command} has no keys: {' '.join(rest)}")
+        of_command.error(f"{arguments.command} has no keys: {' '.join(rest)}")
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        of_command.error(f"unrecognized arguments: {' '.join(rest)}")
     return arguments.run(arguments)
 
 

@@ -99,6 +99,8 @@ def select(
     pool = [example for key, example in first.items() if key not in seen]
     pool.sort(key=lambda example: example.line)
     _check_former(folder / NAME, task, seen)
+    if not pool:
+        raise UserError(f"{texts}: each of its texts has a label in {labelled}; give other texts")
     if not 0 < count <= len(pool):
         raise UserError(
             f"--n is {count}, but {number(len(pool))} different texts have no label yet; choose 1 "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import tempfile
 from pathlib import Path
 from typing import NamedTuple, Sequence
@@ -70,6 +71,8 @@ def open_source(model: schema.Model) -> Source:
         source = _folder(package_folder(model.init.split(":", 1)[1]), model.init)
     elif Path(model.init).is_dir():
         source = _folder(Path(model.init), model.init)
+    elif Path(model.init).is_file():
+        raise UserError(f"model.init: {model.init} is a file; name the folder of the model")
     elif "/" in model.init or model.init.startswith("."):
         raise UserError(f"model.init: the folder {model.init} does not exist")
     else:
@@ -248,7 +251,7 @@ def _paddlenlp(name: str) -> Source:
         for kind in auto_classes():
             kind.from_pretrained(name).save_pretrained(str(folder))
     except Exception as error:  # PaddleNLP raises many types, most for lack of a network
-        reason = str(error).strip().split("\n")[0][:200]
+        reason = re.split(r"\n|\. ", str(error).strip())[0][:200]
         raise UserError(
             f"model.init: {name} is neither a folder nor a name that PaddleNLP can load here "
             f"({reason})"

@@ -51,7 +51,10 @@ def parse(text: str, job: config.Config) -> Space:
     for name, tried in space.items():
         ends = tried.values if isinstance(tried, Choices) else (tried.low, tried.high)
         for value in ends:
-            of_trial(job, {name: value}, job.output_dir)  # which checks it
+            try:
+                of_trial(job, {name: value}, job.output_dir)
+            except UserError as error:
+                raise UserError(str(error).replace("argument:", "--space:", 1)) from None
     return space
 
 

@@ -194,6 +194,8 @@ def test_what_is_wrong_is_said_before_anything_is_made(job, bundle, tiny_data, t
     with pytest.raises(UserError, match=r"output_dir: cannot write to .*file: File exists"):
         search.compress(job(output_dir=str(tmp_path / "file")))
     folder = tmp_path / "search"
+    assert not folder.exists()
+    folder.mkdir()
     (folder / "search.json").write_text("{}")
     with pytest.raises(UserError, match=r"search\.json: is not what a search writes; remove it"):
         search.compress(job())

