@@ -109,7 +109,7 @@ def test_a_worker_is_killed_and_each_row_is_there_once(engine, words, tmp_path, 
         assert len(list(out.glob("*/*.parquet"))) < FILES
         assert process.wait() == 0, (tmp_path / "log").read_text()
     output = (tmp_path / "log").read_text()
-    assert f"{FILES * ROWS} rows answered in {out}: {FILES} new files" in output
+    assert f"{FILES * ROWS} rows of {FILES} files answered" in output
     assert "1 rows could not be answered" in output
     assert sorted(pq.read_table(out)["id"].to_pylist()) == list(range(1, FILES * ROWS))
     faults = (out / "_errors" / "n=0" / "0.jsonl").read_text().splitlines()
@@ -117,7 +117,7 @@ def test_a_worker_is_killed_and_each_row_is_there_once(engine, words, tmp_path, 
     assert not list(out.rglob(".*"))
     # One process takes it for its own.
     assert commands.call(*map(str, words)) == 0
-    assert f"0 rows answered in {out}: 0 new files, {FILES} earlier ones" in capsys.readouterr().err
+    assert f"0 rows of 0 files answered in {out}; {FILES} files were" in capsys.readouterr().err
 
 
 @engines
