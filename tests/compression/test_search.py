@@ -86,9 +86,14 @@ def test_the_first_that_meets_the_budgets_is_taken(bundle, tiny_data, choose, tm
 
 
 @pytest.mark.slow
-def test_without_budgets_all_are_tried_and_a_killed_search_goes_on(job, monkeypatch):
+def test_without_budgets_all_are_tried_and_a_killed_search_goes_on(job, tmp_path, monkeypatch):
     """It begins with what was not done; candidates take the steps that others have made."""
-    settings, done = job(), []
+    # A quarter of the words: what is saved is far more than what splitting a layer adds.
+    words = [f"word{n} word{n + 1}" for n in range(0, 40, 2)]
+    rows = [f"{('bad', 'good')[n >= 10]}\t{text}" for n, text in enumerate(words)]
+    (tmp_path / "few_words.tsv").write_text("\n".join(["label\ttext_a", *rows, ""]))
+    few_words = {"train": str(tmp_path / "few_words.tsv"), "batch_size": 16}
+    settings, done = job(data=few_words), []
 
     def recorded(name: str, step, *given):
         done.append(name)
@@ -109,10 +114,10 @@ def test_without_budgets_all_are_tried_and_a_killed_search_goes_on(job, monkeypa
     assert result.variant == fastest["variant"]
     assert known["vocabulary+int8"]["mb"] < min(known["int8"]["mb"], known["vocabulary"]["mb"])
 
-    search.compress(job(budget={"mb": 1.0}))
+    search.compress(job(data=few_words, budget={"mb": 1.0}))
     assert len(done) == 4
     with pytest.raises(UserError, match="holds the search of another job"):
-        search.compress(job(epochs=2))
+        search.compress(job(data=few_words, epochs=2))
 
 
 def test_what_the_machine_refuses_is_no_fault_of_a_candidate(job, monkeypatch):
