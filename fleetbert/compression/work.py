@@ -63,10 +63,12 @@ class Source:
         return Layers(self.fused)
 
     def float32_layers(self, skip: Sequence[str]) -> list[str]:
-        """The Linear weights that stay float32: those in `skip` (* matches anything), and the last
-        of the head, which gives the logits and costs nothing. UserError where that leaves none."""
+        """The Linear weights that stay float32: those in `skip` (* matches anything), those without
+        a bias, which imported programs may have and Paddle fuses to no `fc`, and the last of the
+        head, which gives the logits and costs nothing. UserError where that leaves none."""
         linear = linear_weights(self.program)
-        left = [*matching(skip, linear), *groups(self.program)["head"][-1:]]
+        no_fc = [name for name in linear if name not in self.layers.inputs]
+        left = [*matching(skip, linear), *no_fc, *groups(self.program)["head"][-1:]]
         if set(left) == set(linear):
             raise UserError("skip: no layer is left to quantize; name fewer of them")
         return left

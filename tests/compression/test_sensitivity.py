@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compression import sensitivity, static
+from fleetbert.compression import sensitivity, smooth, static
 from fleetbert.compression.observed import observe
 from fleetbert.compression.texts import read_batches
 from fleetbert.compression.work import Source
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
+from fleetbert.export import program as export
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 
@@ -137,3 +139,20 @@ def test_layers_left_in_float32_are_as_they_were(trained, tiny_data, tmp_path):
     exact = engine.open_folder(engine.FLOAT32, source.folder, "cpu", 1)(*batch.values())
     served = engine.open_folder(engine.INT8, tmp_path / "mix", "cpu", 1)(*batch.values())
     assert 0 < np.abs(served - exact).max() < 0.2
+
+
+def test_layers_without_a_bias_stay_float32(tmp_path):
+    """As imported programs may have them."""
+    network = make_network()
+    encoder = network.network.bert.encoder.layers[0]
+    for layer in (encoder.self_attn.q_proj, encoder.linear2):
+        layer.bias = None
+    export.save_program(network, tmp_path)
+    source = Source(tmp_path)
+    linear = sensitivity.linear_weights(source.program)
+    left = source.float32_layers(())
+    assert left == [linear[0], linear[5], linear[-1]]
+    observed = observe(source.layers, feeds())
+    assert not set(smooth.choose(source.program, source.layers, observed, left).smoothed) & {*left}
+    thresholds = static.of_texts(source, observed).thresholds
+    assert set(thresholds) == set(linear) - set(left)
