@@ -270,10 +270,14 @@ def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
 
 
 def widen(program: ProgramDesc, arrays: Parameters) -> Widened:
-    """The program without quantize and dequantize operators."""
+    """The program without quantize and dequantize operators, each layer with tensors of its own."""
     thresholds, quantized = quantizers.read(program, arrays)
     program = quantizers.in_float32(program)
     arrays = {**arrays, **{name: weights.widen(weight) for name, weight in quantized.items()}}
+    for name, shared in tidy.own_parameters(program).items():
+        arrays[name] = arrays[shared]
+        if shared in quantized:
+            quantized[name] = quantized[shared]
     arrays = {name: arrays[name] for name in programs.parameter_names(program)}
     return Widened(program, arrays, thresholds, quantized)
 

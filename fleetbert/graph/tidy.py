@@ -50,6 +50,24 @@ def give_shapes(program: ProgramDesc) -> ProgramDesc:
     return program
 
 
+def own_parameters(program: ProgramDesc) -> dict[str, str]:
+    """Let no two operators read the same stored tensor, in place, as ALBERT's layers do: what is
+    made of one, smoothed or int8, would not fit the other. Returns of what the new ones are copies.
+    """
+    block = program.blocks[0]
+    stored, read = set(programs.parameter_names(program)), set()
+    copies: dict[str, str] = {}
+    for op in block.ops:
+        for name in dict.fromkeys(name for name in programs.read_by(op) if name in stored):
+            if name in read:
+                copy = f"{name}@{len(copies)}"
+                programs.add_variable(block, name, copy)
+                programs.rename(op.inputs, {name: copy})
+                copies[copy] = name
+            read.add(name)
+    return copies
+
+
 def _is_identity(op: OpDesc) -> bool:
     attributes = {attribute.name: attribute for attribute in op.attrs}
     if op.type == "dropout":

@@ -122,6 +122,20 @@ def test_a_float32_program(exported, tmp_path, capsys):
     assert error(logits_of(opened.root, "int8-static"), wanted) < 0.1
 
 
+def test_layers_that_share_their_weights(tmp_path):
+    """As ALBERT's; each has inputs of its own to smooth and to cut."""
+    network = make_network()
+    layers = network.network.bert.encoder.layers
+    layers[1] = layers[0]
+    folder = export(tmp_path / "model", network)
+    bundle = fleetbert.import_model(folder, tmp_path / "bundle")
+    wanted = directly(folder, TEXTS)
+    np.testing.assert_allclose(logits_of(bundle, "float32"), wanted, atol=1e-4)
+    table = [(text, LABELS[best]) for text, best in zip(TEXTS, wanted.argmax(1))]
+    fleetbert.quantize(bundle, method="static", calibration=TEXTS, gate=table, max_drop=1.0)
+    assert error(logits_of(bundle, "int8-static"), wanted) < 0.1
+
+
 @pytest.mark.slow
 def test_inputs_of_other_names(tmp_path):
     names = ("x", "y")
