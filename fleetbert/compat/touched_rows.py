@@ -68,6 +68,7 @@ class TouchedRows:
 
     def gradient(self) -> paddle.Tensor | None:
         """The gradient (different rows, width) of all lookups since `forget`; None without any."""
+        assert self.table.grad is None, "a layer that reads the words' table has to hold it too"
         known = [(ids, leaf.grad) for ids, leaf in self.looked_up if leaf.grad is not None]
         if not known:
             return None

@@ -75,7 +75,8 @@ class Callback:
         makes AdamW on a CPU move all rows of the words' table (docs/speed.md)."""
 
     def on_step(self, run: Run) -> None:
-        """Called after each optimizer step; `run.state.step` already counts it."""
+        """Called after each optimizer step; `run.state.step` already counts it. A callback that
+        reads weights calls `run.strategy.synchronize()` first: some are still to be decayed."""
 
     def on_log(self, run: Run, row: Row) -> None:
         """Called every `trainer.log_every` steps, on every rank, with the row for metrics.jsonl."""

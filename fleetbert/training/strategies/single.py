@@ -128,6 +128,7 @@ class Single:
     def _without_gradients(self, work: Callable[[nn.Layer], T], arrays: Arrays) -> T:
         network = self.task.network
         network.eval()
+        Single.synchronize(self)  # of this rank alone
         self.take_rows([arrays], learning=False)
         if self.table is not None:
             self.table.forget()  # nothing is left to push between steps
