@@ -45,7 +45,7 @@ class Texts(NamedTuple):
     encodings: Encodings
     plans: dict[str, Batches]
     path: Path
-    timed: Collection[str] = ("single",)
+    timed: Collection[str]
 
     @property
     def tokens(self) -> int:
@@ -116,21 +116,20 @@ def tokenize(
         [example.text_b or "" for example in examples] if pair else None,
         bundle.max_length,
     )
-    plans = None
     if points:
         encodings, plans = lengths.texts_of(encodings, points)
         examples = [Example("", None, None, 0)] * len(encodings.ids)
+    else:
+        plans = plan(encodings, orders)
+    path = folder / "texts.npz"
     np.savez(
-        folder / "texts.npz",
+        path,
         ids=np.concatenate(encodings.ids),
         lengths=encodings.lengths,
         first_lengths=encodings.first_lengths,
         pad_id=tokenizer.pad_id,
     )
-    path = folder / "texts.npz"
-    if plans is None:
-        return Texts(examples, encodings, plan(encodings, orders), path)
-    return Texts(examples, encodings, plans, path, timed=plans)
+    return Texts(examples, encodings, plans, path, timed=plans if points else ("single",))
 
 
 def plan(encodings: Encodings, orders: Sequence[str] = tuple(ORDERS)) -> dict[str, Batches]:

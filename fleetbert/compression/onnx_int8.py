@@ -42,8 +42,9 @@ def prepare(work: Work) -> Ready:
             made[form] = Path(temporary) / form
             made[form].mkdir()
             model = onnx_format.load(str(float32))
-            names = [name for name in work.source.layers.inputs if name not in left]
-            ranges = {name: work.observed.range(name) for name in names} if form == STATIC else None
+            ranges = None
+            if form == STATIC:
+                ranges = {name: work.observed.range(name) for name in work.source.layers.inputs}
             done = onnx_layers.to_int8(model, left, ranges)
             log.info(f"onnx: {form} scales: {len(done)} layers in int8")
             onnx_format.save(model, str(made[form] / MODEL))

@@ -151,8 +151,9 @@ def write(prepared: Prepared, folder: Path) -> bundles.Int8Variant:
         others[bias] = np.concatenate([others[bias], others[bias][some.units] - some.lower])
         widened[name] = first
     arrays = {**others, **{name: weight.integers for name, weight in quantized.items()}}
-    inputs = {int8.inputs(fused)[name]: value for name, value in thresholds.items()}
-    program = int8.to_int8(first_token_only(fused), inputs, quantized)
+    inputs = int8.inputs(fused)
+    by_input = {inputs[name]: threshold for name, threshold in thresholds.items()}
+    program = int8.to_int8(first_token_only(fused), by_input, quantized)
     programs.write(folder / "x86.pdmodel", graph.fit(program, arrays, widened))
     unfused = graph.fit(source.program, arrays, widened)
     unfused, scales = quantizers.insert(unfused, thresholds, quantized)
