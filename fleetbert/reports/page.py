@@ -14,7 +14,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from fleetbert.core.files import replacing
+from fleetbert.core.files import replacing, writing
 from fleetbert.core.quantities import number, percent
 from fleetbert.reports import figures
 
@@ -107,7 +107,7 @@ def write(path: Path, title: str, kind: str, note: str, sections: Sequence[Secti
         note=note,
         sections=[section for section in sections if section.parts],
     )
-    with replacing(path) as stream:
+    with writing(path), replacing(path) as stream:
         stream.write(html.encode("utf-8"))
 
 

@@ -310,5 +310,4 @@ def write_summary(run: Run, summary: Summary) -> None:
 
     files.write_json(run.folder / "summary.json", summary)
     if run.job.callbacks.report:
-        with files.writing(run.folder / "report.html"):
-            write_report(run.folder)
+        write_report(run.folder)

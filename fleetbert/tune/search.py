@@ -66,7 +66,12 @@ def tune(job: config.Config, text: str, trials: int = 20, workers: int = 1) -> T
             pass
     with locks.only_job(folder):
         of = resumable.digest(job, {"output_dir"}, [job.data.train, job.data.dev], str(space))
-        study = _open(folder)
+        try:
+            _mend(folder)
+            study = _open(folder)
+        except (ValueError, LookupError, TypeError) as error:
+            path = folder / JOURNAL
+            raise UserError(f"{path}: is not what a search writes; remove it") from error
         if "of" in study.user_attrs:
             resumable.check_same(folder, study.user_attrs["of"], of)
         study.set_user_attr("of", of)
@@ -76,11 +81,25 @@ def tune(job: config.Config, text: str, trials: int = 20, workers: int = 1) -> T
         return _finish(study, job, folder)
 
 
+def _mend(folder: Path) -> None:
+    """Remove what a killed search, or a full disk, may leave: Optuna's lock, and half a line.
+    ValueError where the file is of another program."""
+    for lock in folder.glob(f"{JOURNAL}.lock*"):
+        lock.unlink()
+    path = folder / JOURNAL
+    if path.exists():
+        with files.writing(path), path.open("r+b") as journal:
+            content = journal.read()
+            if content[:1] not in (b"", b"{"):
+                raise ValueError
+            journal.truncate(content.rfind(b"\n") + 1)
+
+
 def _open(folder: Path) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        storage = JournalStorage(JournalFileBackend(str(folder.resolve() / JOURNAL)))
         return optuna.create_study(
             study_name="tune", storage=storage, direction="maximize", load_if_exists=True
         )
@@ -121,7 +140,7 @@ def _work_together(job: config.Config, text: str, workers: int, trials: int) -> 
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = threads or str(max(1, (os.cpu_count() or 1) // workers))
     context = multiprocessing.get_context("spawn")
-    given = (job.model_dump_json(), text)
+    given = (os.getpid(), job.model_dump_json(), text)
     processes = [
         context.Process(target=_start, args=(*given, worker, share))
         for worker, share in enumerate(shares)
@@ -146,10 +165,11 @@ def _work_together(job: config.Config, text: str, workers: int, trials: int) -> 
         )
 
 
-def _start(job: str, text: str, worker: int, trials: int) -> None:
+def _start(parent: int, job: str, text: str, worker: int, trials: int) -> None:
     """What a process of several does."""
     from fleetbert.core import stopping
 
+    environment.die_with_parent(parent)
     stopping.expect()
     environment.import_paddle()
     settings = config.Config.model_validate_json(job)

@@ -12,6 +12,8 @@ from fleetbert.config.keys import fields, type_name
 from fleetbert.config.names import SHORT, hint
 from fleetbert.core.errors import UserError
 
+# Keys of what trials are compared by.
+OF_ALL = ("task.name", "data.dev", "trainer.best_metric", "output_dir")
 FORM = "name=low:high, name=low:high:log or name=a|b|c"
 
 
@@ -41,6 +43,13 @@ def parse(text: str, job: config.Config) -> Space:
         name = SHORT.get(given, given)
         if not sign or not values:
             raise UserError(f"--space: {word!r} is not of the form {FORM}")
+        if any(key.startswith(f"{name}.") for key in kinds):
+            raise UserError(f"--space: {given} is a section; name a key of it, as {name}.KEY")
+        if name in OF_ALL:
+            raise UserError(
+                f"--space: {name} has to be the same for all trials, or they cannot be compared; "
+                "set it as a key"
+            )
         if name not in kinds:
             raise UserError(f"--space: unknown key {given}{hint(given, [config.Config])}")
         if name in space:
@@ -54,7 +63,7 @@ def parse(text: str, job: config.Config) -> Space:
             try:
                 of_trial(job, {name: value}, job.output_dir)
             except UserError as error:
-                raise UserError(str(error).replace("argument:", "--space:", 1)) from None
+                raise UserError(str(error).replace("argument:", "--space:")) from None
     return space
 
 

@@ -58,6 +58,8 @@ def test_a_space_names_keys_and_what_is_tried(job):
         ("batch_size=16|0", "^--space: data.batch_size: input should be greater than or equal"),
         ("batch_size=16|32,data.batch_size=1|2", "data.batch_size stands there twice"),
         ("", "is empty"),
+        ("trainer=1|2", "trainer is a section; name a key of it, as trainer.KEY"),
+        ("data.dev=a|b", "data.dev has to be the same for all trials"),
     ],
 )
 def test_a_wrong_space_is_answered_with_a_sentence(text, sentence, job):
@@ -121,6 +123,26 @@ def test_a_search_goes_on_where_it_was(error, job, tmp_path, monkeypatch):
     summary = json.loads((tmp_path / "run" / "trial-2" / "summary.json").read_text())
     assert summary["resumed_at"] > 0
     assert tuned.best.value == max(t.value for t in done if t.value is not None)
+
+
+def test_what_a_full_disk_leaves_is_no_obstacle(job, tmp_path):
+    from fleetbert.tune import search
+
+    search.tune(job, "learning_rate=1e-3|2e-3", trials=1)
+    journal = tmp_path / "run" / search.JOURNAL
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole[:20])
+    lock = journal.with_name(f"{search.JOURNAL}.lock")
+    lock.symlink_to("nowhere")
+    search.tune(job, "learning_rate=1e-3|2e-3", trials=2)
+    assert journal.read_bytes().startswith(whole)
+    assert len(trials(tmp_path / "run")) == 2
+    assert not lock.is_symlink()
+    for other in (b"of another program\n", whole[:-20] + whole):
+        journal.write_bytes(other)
+        with pytest.raises(UserError, match=r"trials\.log: is not what a search writes; remove it"):
+            search.tune(job, "learning_rate=1e-3|2e-3", trials=2)
+        assert journal.read_bytes() == other
 
 
 def test_trials_that_fall_behind_are_pruned(job, tmp_path, monkeypatch):
