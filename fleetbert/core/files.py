@@ -133,6 +133,14 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def check_not_read(path: Path, *read: str | None) -> None:
+    """UserError where `path`, which is to be written, is one of the files `read`."""
+    if any(name is not None and os.path.realpath(name) == os.path.realpath(path) for name in read):
+        raise UserError(
+            f"{path}: is read here, and would be overwritten; move it, or name another output_dir"
+        )
+
+
 def is_mount_point(folder: Path) -> bool:
     """Whether something is mounted there, even a folder of the same disk (Linux)."""
     try:

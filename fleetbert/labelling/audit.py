@@ -74,6 +74,8 @@ def _audit(
 ) -> Audit:
     task, path = tasks.get(job.task.name), str(job.data.train)
     form = task.labels.table_format(path, job.data)
+    if fix is not None:
+        files.check_not_read(_fixed(folder, form), path, job.data.dev)
     table, issues = _read(path, form)
     examples = table.examples
     labels = task.labels.labels_of([example.label or "" for example in examples])
@@ -180,9 +182,7 @@ def _fix(
     folder: Path, table: tables.Records, form: Format, issues: Sequence[Issue], how: str
 ) -> Path:
     """Write the table without the rows to drop, or with the suggested labels."""
-    is_plain = form.separator == "\t" and not form.quoted
-    suffix = "jsonl" if form.kind == "jsonl" else "tsv" if is_plain else "csv"
-    path = folder / f"fixed.{suffix}"
+    path = _fixed(folder, form)
     if how == "drop":
         dropped = {row.line for row in issues if row.kind in DROPPED}
         kept = [example for example in table.examples if example.line not in dropped]
@@ -197,6 +197,13 @@ def _fix(
     }
     tables.write(path, table._replace(records=records), list(records))
     return path
+
+
+def _fixed(folder: Path, form: Format) -> Path:
+    """Where the new table is written."""
+    is_plain = form.separator == "\t" and not form.quoted
+    suffix = "jsonl" if form.kind == "jsonl" else "tsv" if is_plain else "csv"
+    return folder / f"fixed.{suffix}"
 
 
 def _labelled(record: bytes, form: Format, label: str) -> bytes:

@@ -141,7 +141,8 @@ def of_labels(
             reason = f"{show(label)} is written {show(usual)} in {texts[usual]} other rows"
             yield issue("spelling", example.line, reason, usual)
         elif texts[label] < FEW:
-            reason = f"{label!r} is the label of only {texts[label]} texts, too few to judge it"
+            few = f"{texts[label]} of {len(examples)} texts"
+            reason = f"{label!r} is the label of only {few}, too few to judge it"
             yield issue("rare label", example.line, reason)
 
 

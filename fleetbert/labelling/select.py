@@ -98,6 +98,7 @@ def select(
     first = {text_key(example): example for example in reversed(examples)}
     pool = [example for key, example in first.items() if key not in seen]
     pool.sort(key=lambda example: example.line)
+    files.check_not_read(folder / NAME, texts, labelled)
     _check_former(folder / NAME, task, seen)
     if not pool:
         raise UserError(f"{texts}: each of its texts has a label in {labelled}; give other texts")

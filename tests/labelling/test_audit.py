@@ -165,3 +165,6 @@ def test_a_label_that_is_dropped_as_a_whole_is_named(encoder, tmp_path, caplog):
     fixed = tmp_path / "out" / "fixed.jsonl"
     assert [json.loads(line)["label"] for line in fixed.open()] in (["a"], [])
     assert f"{fixed}: no row of the label 'b' is left" in caplog.text
+    fixed.write_bytes(table.read_bytes())
+    assert commands.call("audit", fixed, *words) == 2  # it would be overwritten
+    assert fixed.read_bytes() == table.read_bytes()

@@ -55,6 +55,9 @@ def test_what_is_chosen_is_a_table_to_fill(has_labels, encoder, tiny_data, tmp_p
     before = (tmp_path / "selected.tsv").read_bytes()
     assert commands.call("select", texts, "--n", 9, *words) == 2
     assert (tmp_path / "selected.tsv").read_bytes() == before
+    filled_in = ["--labelled", tmp_path / "selected.tsv"]
+    assert commands.call("select", texts, "--n", 9, *words, *filled_in) == 2
+    assert (tmp_path / "selected.tsv").read_bytes() == before
     (tmp_path / "train.tsv").write_bytes(before)
     words[-1:-1] = ["--labelled", tmp_path / "train.tsv"]
     assert commands.call("select", texts, "--n", 9, *words) == 0
