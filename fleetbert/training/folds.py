@@ -159,7 +159,11 @@ def _write_predictions(path: Path, model: answer.Model, folded: Folded) -> None:
 def _summary(job: schema.Config, folded: Folded, measured: Sequence[Metrics]) -> Metrics:
     """mean, standard_error: over the folds; together: of all texts, with tables by label."""
     metrics = tasks.get(job.task.name).metrics
-    names = [name for name, value in measured[0].items() if isinstance(value, (int, float))]
+    names = [
+        name
+        for name, value in measured[0].items()
+        if isinstance(value, (int, float)) and all(name in fold for fold in measured)
+    ]
     values = {name: [float(fold[name]) for fold in measured] for name in names if name != "n"}
     root = math.sqrt(len(measured))
     return {

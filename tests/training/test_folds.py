@@ -135,9 +135,11 @@ def test_other_tasks(task, table, tiny_data, tmp_path):
         tiny_job.write_tags(path, 60, 1)
     elif table == "squad":  # one line, as SQuAD's files are
         path = tmp_path / "squad.json"
+        rows = [row for row in tiny_job.question_rows(40, 1) if row["answers"]]
+        rows[-1]["answers"] = []  # one fold alone has metrics of such questions
         parts = [
             {"context": row.pop("context"), "qas": [row, {**row, "question": "word2"}]}
-            for row in tiny_job.question_rows(30, 1)
+            for row in rows
         ]
         path.write_text(json.dumps({"data": [{"paragraphs": parts}]}))
     else:
