@@ -14,6 +14,7 @@ from fleetbert.core import extras
 from fleetbert.core.arguments import checked
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
+from fleetbert.data import in_memory, read
 from fleetbert.data import labels as labels_of
 
 if TYPE_CHECKING:
@@ -43,9 +44,7 @@ def label(
     extras.need("train", "labelling texts")
     described = described_labels(labels)
     given = list(texts)
-    for number, text in enumerate(given):
-        if not isinstance(text, str) or not text.strip():
-            raise UserError(f"texts[{number}]: is {text!r}; give texts that are not blank")
+    read.check_texts("texts", given)
     if not given:
         raise UserError("texts: there are none; give the texts to label")
     path = None if bundle is None else Path(below_home(bundle))
@@ -72,10 +71,8 @@ def described_labels(labels: Sequence[str] | Described) -> dict[str, list[str]]:
         raise UserError(f"labels: {len(names)} is given; at least two are needed")
     described = {}
     for name, key in zip(names, labels):
-        texts = more.get(key, [])
-        texts = [texts] if isinstance(texts, str) else list(texts or [])
-        blank = [text for text in texts if not isinstance(text, str) or not text.strip()]
-        if blank:
-            raise UserError(f"labels: what describes {name!r} is {blank[0]!r}; give texts")
+        texts = in_memory.unboxed(more.get(key))
+        texts = texts if isinstance(texts, (list, tuple)) else [] if texts is None else [texts]
+        read.check_texts(f"labels[{name!r}]", texts)
         described[name] = [name.replace("_", " "), *texts]
     return described

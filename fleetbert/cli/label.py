@@ -8,7 +8,7 @@ import io
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fleetbert.cli.bundle_options import Columns, add_columns, columns, open_input, open_output
 from fleetbert.core.charset import utf8_word
@@ -134,15 +134,14 @@ def _labels(named: str | None, path: str | None) -> Described:
 def _descriptions(path: str) -> Described:
     import yaml
 
+    from fleetbert import config
     from fleetbert.core import charset
 
-    try:  # all values are texts, `no` too
-        described = yaml.load(charset.read_text(path, "descriptions of labels"), yaml.BaseLoader)
-    except yaml.YAMLError as error:
-        raise UserError(f"--descriptions {path}: is no YAML: {str(error)[:200]}") from None
-    if not isinstance(described, dict):
-        raise UserError(f"--descriptions {path}: has to hold `label: what describes it` lines")
-    return described
+    text = charset.read_text(path, "label description")
+    # By this loader all values are texts, `no` too.
+    title, example = f"--descriptions {path}", "label: what describes it"
+    described = config.parse_yaml(text, title, path, example, yaml.BaseLoader).values
+    return cast("Described", described)
 
 
 def _table(

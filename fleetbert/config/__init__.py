@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         reading_of,
     )
     from fleetbert.config.keys import flat, on_resume
-    from fleetbert.config.loading import distills_itself, from_keys, load_as
+    from fleetbert.config.loading import distills_itself, from_keys, load_as, parse_yaml
     from fleetbert.config.search import Budget, Compress
     from fleetbert.config.section import Section, key
     from fleetbert.config.task import Task
@@ -50,7 +50,7 @@ _NAMES = {
     "help": "yaml_text yaml_word",
     "inputs": "Data Model check_long_texts check_stride read_as reading_of",
     "keys": "flat on_resume",
-    "loading": "distills_itself from_keys load_as",
+    "loading": "distills_itself from_keys load_as parse_yaml",
     "search": "Budget Compress",
     "section": "Section key",
     "task": "Task",

@@ -84,6 +84,12 @@ def maps_labels(annotation: object) -> bool:
     return origin is dict and as_section(inner[1]) is None
 
 
+def is_union(field: FieldInfo) -> bool:
+    """Whether a key takes values of several types, besides null."""
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Union else ()
+    return len({*choices} - {type(None)}) > 1
+
+
 def type_name(annotation: object) -> str:
     """An annotation as a reader of YAML would say it: `int | null`, `list of str`, `a | b`."""
     origin, choices = get_origin(annotation), get_args(annotation)

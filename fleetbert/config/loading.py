@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 from typing import (
+    Any,
     Dict,
     Literal,
     Mapping,
@@ -28,7 +29,7 @@ from pydantic_core import ErrorDetails
 from fleetbert.config import recipes
 from fleetbert.config.distillation import Distill, SelfDistill
 from fleetbert.config.help import yaml_word
-from fleetbert.config.keys import fields, flat, split
+from fleetbert.config.keys import fields, flat, is_union, split, type_name
 from fleetbert.config.names import hint
 from fleetbert.config.section import Section
 from fleetbert.config.training import Config
@@ -151,32 +152,41 @@ def _read_yaml(path: str) -> Document:
         hint = f"; `fleetbert recipes {name} > {Path(path).name}` writes it" if name else ""
         raise UserError(f"config {path}: cannot be read: {reason}{hint}") from error
     text = charset.decode(data, lambda line: f"config {path}, line {line}: the config")
+    document = parse_yaml(text, f"config {path}", path, "output_dir: output")
+    for token in [] if text.isascii() else yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.ScalarToken):
+            _check_letters(token.value, f"config {path}, line {token.start_mark.line + 1}")
+    return document
+
+
+def parse_yaml(
+    text: str, title: str, name: str, example: str, loader: Any = yaml.SafeLoader
+) -> Document:
+    """The keys of a YAML text, maybe none. UserError, which begins with `title`, where it is no
+    YAML, holds no keys (`example` has one), or one twice, of which PyYAML would take the last."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        values = yaml.load(text, loader)
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = error.problem or "cannot be parsed"
         line = error.problem_mark.line if error.problem_mark else 0
         if "::" in "".join(text.splitlines()[line : line + 1]):
             problem += '; an address of IPv6 has to be quoted: "::"'
-        raise UserError(f"config {path}{where}: not valid YAML: {problem}") from error
+        raise UserError(f"{title}{where}: not valid YAML: {problem}") from error
     except (yaml.YAMLError, ValueError) as error:  # also a date or a number that cannot be
-        raise UserError(f"config {path}: not valid YAML: {str(error)[:80]}") from error
+        raise UserError(f"{title}: not valid YAML: {str(error)[:80]}") from error
     except RecursionError as error:
-        raise UserError(f"config {path}: is nested too deeply") from error
+        raise UserError(f"{title}: is nested too deeply") from error
     if node is None:
-        return Document(path, {}, {})
+        return Document(name, {}, {})
     if not isinstance(values, dict):
-        raise UserError(f"config {path}: must hold keys, like `output_dir: output`")
-    for token in [] if text.isascii() else yaml.scan(text, Loader=yaml.SafeLoader):
-        if isinstance(token, yaml.ScalarToken):
-            _check_letters(token.value, f"config {path}, line {token.start_mark.line + 1}")
-    document = Document(path, values, {})
+        raise UserError(f"{title}: must hold keys, like `{example}`")
+    document = Document(name, values, {})
     try:
         _note_places(node, (), document)
     except RecursionError as error:
-        raise UserError(f"config {path}: a section holds itself") from error
+        raise UserError(f"{title}: a section holds itself") from error
     return document
 
 
@@ -186,7 +196,7 @@ def _note_places(node: yaml.Node, prefix: Names, document: Document) -> None:
     for name_node, value_node in node.value:
         names = (*prefix, str(name_node.value))
         where = f"{document.name}, line {name_node.start_mark.line + 1}"
-        if names in document.places:  # PyYAML would silently take the last one
+        if names in document.places:
             raise UserError(f"{where}: key {'.'.join(names)} stands here a second time")
         document.places[names] = where
         _note_places(value_node, names, document)
@@ -209,9 +219,17 @@ def _put(document: Document, names: Names, value: object, where: str, word: str)
 
 def _explain(error: ValidationError, schema: type[Section], document: Document) -> str:
     problems, places = [], document.places
+    unions = {tuple(n.split(".")): f.annotation for n, f in fields(schema) if is_union(f)}
+    seen: set[Names] = set()
     for problem in error.errors():
         names = tuple(str(part) for part in problem["loc"] if not isinstance(part, int))
         message = problem["msg"]
+        union = next((key for key in unions if names[: len(key)] == key != names), None)
+        if union is not None:  # a problem for each of its types, the first with the whole value
+            if union in seen:
+                continue
+            seen.add(union)
+            names, message = union, f"Input should be {type_name(unions[union])}"
         if problem["type"] == "value_error":  # from _keys_agree: "dotted.key: what is wrong"
             dotted, _, message = str(problem["ctx"]["error"]).partition(": ")
             names = tuple(dotted.split("."))

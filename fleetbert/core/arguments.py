@@ -55,6 +55,8 @@ KINDS = {
     "PathLike": Kind("a path", lambda value: isinstance(value, (str, os.PathLike)) and value != ""),
     "Table": Kind("a path, a list of rows, a DataFrame or a Dataset", _is_table),
     "Iterable[str]": Kind("a list of texts", _is_list),
+    "Sequence[str]": Kind("a list of names", _is_list),
+    "Described": Kind("a dict of descriptions", lambda value: isinstance(value, Mapping)),
     "Sequence[str | int]": Kind("a list of labels, in the logits' order", _is_list),
     "Sequence[Callback]": Kind(
         "a list of instances of fleetbert.Callback",

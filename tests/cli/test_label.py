@@ -109,7 +109,9 @@ def test_texts_may_come_from_stdin(given, code, output, tiny_encoder, capsys, mo
         (("--labels", "a,b", "--abstain", "2"), "--abstain is 2.0; it has to be from 0 to 1"),
         (("--labels", "a,b", "--output", "a.xls"), "name a .tsv, .csv or .jsonl file"),
         (("--labels", "a,b", "--descriptions", "{y}"), "describes 'c', which is not among"),
-        (("--descriptions", "{bad}"), "has to hold `label: what describes it` lines"),
+        (("--descriptions", "{bad}"), "must hold keys, like `label: what describes it`"),
+        (("--descriptions", "{twice}"), "twice.yaml, line 2: key a stands here a second time"),
+        (("--descriptions", "{inner}"), "labels['a'][0] is not a text but dict"),
         (("--labels", "a,b", "--init", "random"), "random weights know no names of labels"),
         (("--labels", "a,b", "--output", "{texts}"), "texts.tsv and the input are the same file"),
         (("--labels", "a,b", "--output", "{y}/a.tsv"), "a.tsv: Not a directory; name a file that"),
@@ -123,7 +125,9 @@ def test_mistakes_are_named(words, sentence, tiny_encoder, tmp_path, capsys, mon
     (tmp_path / "texts.tsv").write_text("text_a\nword1\n")
     (tmp_path / "y.yaml").write_text("c: word3\n")
     (tmp_path / "bad.yaml").write_text("- word3\n")
-    places = {"y": tmp_path / "y.yaml", "bad": tmp_path / "bad.yaml"}
+    (tmp_path / "twice.yaml").write_text("a: word3\na: word4\nb: word5\n")
+    (tmp_path / "inner.yaml").write_text("a: {word3: word4}\nb: word5\n")
+    places = {name: tmp_path / f"{name}.yaml" for name in ("y", "bad", "twice", "inner")}
     places["texts"] = tmp_path / "texts.tsv"
     given = [word.format(**places) for word in words]
     assert commands.call("label", places["texts"], "--init", tiny_encoder, *given) == 2

@@ -287,6 +287,10 @@ class TestOverrides:
             ("trainer.seed=[", "is not valid YAML"),
             ("trainer.seed=x", "command line: trainer.seed: "),
             (
+                "loss.class_weights={a: x}",
+                "loss.class_weights: input should be none | balanced | {str: float}, not {a: x}",
+            ),
+            (
                 "trainer.sed=1",
                 "command line: unknown key trainer.sed; did you mean trainer.seed=1?",
             ),
