@@ -229,7 +229,7 @@ def json_row(line: bytes) -> Row:
         reason = getattr(error, "msg", None) or "too deep or too large"
         raise LineError(f"is not valid JSON ({reason}); write one object a line") from None
     if not isinstance(row, dict):
-        raise LineError("is not a JSON object; write one object a line")
+        raise LineError("is not a JSON object; write one object a line (jq -c '.[]' does)")
     return row
 
 

@@ -35,22 +35,18 @@ def records(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     content = charset.without_mark(b"".join(line for _, line in lines))
     try:
         text = content.decode("utf-8")
-        file = json.loads(text)
+        questions = list(_questions(json.loads(text)))
     except (ValueError, RecursionError):
         yield 1, content
         return
     line, place = 1, 0
-    has_questions = False
-    for paragraph in _parts(_parts([file], "data"), "paragraphs"):
-        for question in _parts([paragraph], "qas"):
-            written = json.dumps(question.get("id"), ensure_ascii=False)
-            at = text.find(written, place)
-            if at >= 0:
-                line, place = line + text.count("\n", place, at), at
-            fields = {**question, "context": paragraph.get("context")}
-            has_questions = True
-            yield line, json.dumps(fields).encode()
-    if not has_questions:
+    for question in questions:
+        written = json.dumps(question.get("id"), ensure_ascii=False)
+        at = text.find(written, place)
+        if at >= 0:
+            line, place = line + text.count("\n", place, at), at
+        yield line, json.dumps(question).encode()
+    if not questions:
         yield 1, content
 
 
@@ -72,6 +68,7 @@ def row(record: bytes) -> dict[str, object]:
     except RecursionError:
         raise LineError("is not valid JSON (too deep)") from None
     if "context" not in fields:
+        _ = list(_questions(fields))  # LineError, if a part of it is wrong
         raise LineError(
             "has no questions; SQuAD's layout has them in 'data', 'paragraphs' and 'qas', other "
             "files have one object with question, context and answers a line"
@@ -79,9 +76,19 @@ def row(record: bytes) -> dict[str, object]:
     return fields
 
 
+def _questions(file: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each with its context. LineError where a part of the file is not of this layout."""
+    for paragraph in _parts(_parts([file], "data"), "paragraphs"):
+        for question in _parts([paragraph], "qas"):
+            yield {**question, "context": paragraph.get("context")}
+
+
 def _parts(objects: Iterable[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
     """The objects in the lists that `objects` have under a name."""
     for row in objects:
-        inner = row.get(name)
-        if isinstance(inner, list):
-            yield from (part for part in inner if isinstance(part, dict))
+        inner = row.get(name, [])
+        for part in inner if isinstance(inner, list) else [None]:
+            if not isinstance(part, dict):
+                shown = json.dumps(inner if part is None else part)[:40]
+                raise LineError(f"{name!r} has to be a list of objects; {shown} is none")
+            yield part

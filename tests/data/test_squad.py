@@ -136,7 +136,8 @@ def test_what_is_no_question_is_refused(tmp_path):
         ('{"data": [\n{"paragraphs": [\n{"context": 1,,}]}]}', ":3: is not valid JSON"),
         ('{"version": "1", "data": []}', "has no questions; SQuAD's layout has them in 'data'"),
         ('{"data": [{"question": "a", "context": "b"}]}', "has no questions; .* one object with"),
-        ('{"version": "1", "data": [{"paragraphs": 3}]}', "has no questions"),
+        ('{"data": [{"paragraphs": 3}]}', "'paragraphs' has to be a list of objects; 3 is none"),
+        ('{"data": [{"paragraphs": []}, 5]}', "'data' has to be a list of objects; 5 is none"),
         (as_squad([written([])]) + "\n}", ":2: is not valid JSON .Extra data"),
         ("{}", "has no 'question' and no 'context' and no 'answers'; write them in each line"),
     ]:
