@@ -121,20 +121,25 @@ def test_layers_that_skip_names_stay_float32(added):
     assert all(np.abs(numpy_helper.to_array(one).astype(int)).max() <= 64 for one in integers)
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("form", ["dynamic", "static"])
-def test_a_layer_computes_what_numpy_does(form):
+def test_a_layer_computes_what_numpy_does(form, bias):
     """Jacob et al. 2018, equation 4: unsigned inputs with a zero point, signed weights without.
     Dynamic scales are each row's own, of which one is of zeros, and one much larger."""
     random = np.random.default_rng(0)
     weight = random.normal(size=(24, 10)).astype(np.float32) * np.geomspace(1, 30, 10)[None]
     weight = weight.astype(np.float32)
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    added = random.normal(size=10).astype(np.float32) * bias
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product" if bias else "y"]),
+        *([helper.make_node("Add", ["product", "b"], ["y"])] * bias),
+    ]
     graph = helper.make_graph(
-        [node],
+        nodes,
         "layer",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 24])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])],
-        [numpy_helper.from_array(weight, "w")],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(added, "b")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
@@ -157,9 +162,9 @@ def test_a_layer_computes_what_numpy_does(form):
     x8 = np.clip(np.round(x / step) + zero, 0, 255)
     scales = np.abs(weight).max(0) / 64
     w8 = np.clip(np.round(weight / scales), -64, 64)
-    expected = (x8 - zero) @ w8 * step * scales
+    expected = (x8 - zero) @ w8 * step * scales + added
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
-    error = np.abs(found - x @ weight).max()
+    error = np.abs(found - x @ weight - added).max()
     assert error > 0.01  # the comparison can tell
 
 
