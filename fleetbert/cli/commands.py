@@ -78,7 +78,7 @@ def _take_keys(
     names = [action.dest for action in parser._get_positional_actions()]
     names = [name for name in names if name != "overrides" and hasattr(arguments, name)]
     words = [*(getattr(arguments, name) for name in names), *arguments.overrides, *rest]
-    keys = [word for word in words if re.match(r"[a-z][\w.]*=", word)]
+    keys = [word for word in words if re.match(r"[^-./][^=]*=", word)]
     others = [word for word in words if word not in keys]
     if len(others) == len(names):
         vars(arguments).update(zip(names, others), overrides=keys)

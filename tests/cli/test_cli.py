@@ -125,6 +125,24 @@ def test_what_the_user_got_wrong_is_one_line_and_exit_code_2(refused, tiny_bundl
     assert table.read_text() == "text_a\tlabel\nword1\tawful\n"
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("loss.class_weights.so-so=much", "loss.class_weights"),
+        ("Data.train=a.tsv", "unknown key Data; did you mean data.train=a.tsv?"),
+    ],
+)
+def test_a_word_with_an_equals_sign_is_a_key_behind_options_too(refused, word, message):
+    refused(f"command line: {message}", "train", "data.train=x", "--folds", "3", word)
+
+
+@pytest.mark.parametrize("words", [["{table}", "output_dir={new}"], ["output_dir={new}", "{table}"]])
+def test_a_path_with_an_equals_sign_is_no_key(refused, tmp_path, words):
+    places = {"table": tmp_path / "lang=en" / "none.tsv", "new": tmp_path / "new"}
+    given = [word.format(**places) for word in words]
+    refused(f"{places['table']}: no such file", "audit", *given, "model.init=.")
+
+
 def test_predict_abstains_where_no_label_is_likely(fleetbert, tiny_bundle):
     lines = b"".join(b"word%d word%d\n" % (n, 3 * n) for n in range(20)) + b"\n"
     words = ["predict", "--bundle", tiny_bundle, "--input", "-"]
