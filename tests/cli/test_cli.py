@@ -136,7 +136,9 @@ def test_a_word_with_an_equals_sign_is_a_key_behind_options_too(refused, word, m
     refused(f"command line: {message}", "train", "data.train=x", "--folds", "3", word)
 
 
-@pytest.mark.parametrize("words", [["{table}", "output_dir={new}"], ["output_dir={new}", "{table}"]])
+@pytest.mark.parametrize(
+    "words", [["{table}", "output_dir={new}"], ["output_dir={new}", "{table}"]]
+)
 def test_a_path_with_an_equals_sign_is_no_key(refused, tmp_path, words):
     places = {"table": tmp_path / "lang=en" / "none.tsv", "new": tmp_path / "new"}
     given = [word.format(**places) for word in words]
