@@ -1,4 +1,4 @@
-"""Handles SIGTERM and Ctrl-C in training: the run is saved after the step and stops."""
+"""SIGTERM and Ctrl-C end a command with a sentence; a training saves its run after the step."""
 
 from __future__ import annotations
 
