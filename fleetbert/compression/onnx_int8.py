@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx as onnx_format
 
 from fleetbert import bundle as bundles
-from fleetbert.compression import onnx_layers
+from fleetbert.compression import onnx_fused, onnx_layers
 from fleetbert.compression.gate import Sample, texts_per_s
 from fleetbert.compression.work import Ready, Work
 from fleetbert.engines import engine
@@ -46,6 +46,7 @@ def prepare(work: Work) -> Ready:
             if form == STATIC:
                 ranges = {name: work.observed.range(name) for name in work.source.layers.inputs}
             done = onnx_layers.to_int8(model, left, ranges)
+            onnx_fused.fuse(model)
             log.info(f"onnx: {form} scales: {len(done)} layers in int8")
             onnx_format.save(model, str(made[form] / MODEL))
         chosen: str = activations

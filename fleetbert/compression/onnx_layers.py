@@ -14,8 +14,9 @@ from collections import Counter
 from typing import Collection, Mapping
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+OWN = "com.microsoft"  # where ONNX Runtime has operators of its own
 LARGEST = 127
 # Weights have 7 bits: with 8, processors without VNNI overflow.
 LARGEST_WEIGHT = 64
@@ -77,12 +78,19 @@ def to_int8(
             nodes.append(node)
     kept = [stored[tensor.name] for tensor in graph.initializer if tensor.name in stored]
     tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    for field, values in ((graph.node, nodes), (graph.initializer, [*kept, *tensors])):
+    rebuild(model, nodes, [*kept, *tensors])
+    model.opset_import.append(helper.make_opsetid(OWN, 1))
+    return done
+
+
+def rebuild(model: ModelProto, nodes: list[NodeProto], tensors: list[TensorProto]) -> None:
+    """Make `model` of these nodes, which may be its own, and of the tensors that they read."""
+    read = {name for node in nodes for name in node.input}
+    tensors = [tensor for tensor in tensors if tensor.name in read]
+    for field, values in ((model.graph.node, nodes), (model.graph.initializer, tensors)):
         copies = [type(value).FromString(value.SerializeToString()) for value in values]
         del field[:]
         field.extend(copies)
-    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    return done
 
 
 def _biases(model: ModelProto) -> dict[str, tuple[str, str]]:
@@ -129,7 +137,7 @@ def _multiply(source: str, weight: str, bias: str, target: str) -> NodeProto:
     MiniLM answers one text in 0.84 of the time."""
     scales = [f"{source}@scale", f"{weight}@scale", f"{source}@zero"]
     inputs = [f"{source}@int8", weight, *scales, "", bias]
-    return helper.make_node("MatMulIntegerToFloat", inputs, [target], domain="com.microsoft")
+    return helper.make_node("MatMulIntegerToFloat", inputs, [target], domain=OWN)
 
 
 def _round_tokens(source: str, width: int, arrays: dict[str, np.ndarray]) -> list[NodeProto]:
@@ -160,8 +168,6 @@ def _round_tokens(source: str, width: int, arrays: dict[str, np.ndarray]) -> lis
 def _multiply_tokens(source: str, weight: str, target: str) -> list[NodeProto]:
     inputs = [f"{source}@int8", weight, "@one", f"{weight}@scale", "@zero"]
     return [
-        helper.make_node(
-            "MatMulIntegerToFloat", inputs, [f"{target}@unscaled"], domain="com.microsoft"
-        ),
+        helper.make_node("MatMulIntegerToFloat", inputs, [f"{target}@unscaled"], domain=OWN),
         helper.make_node("Mul", [f"{target}@unscaled", f"{source}@scale"], [target]),
     ]
