@@ -23,7 +23,15 @@ ONLY: dict[str, tuple[object, str]] = {
     "quantization_config": (None, "take the model as it was before it was quantized"),
 }
 
-LARGEST_EPSILON = 1e-3  # of Paddle's LayerNorm
+# Fields that no network is without, and the values that some may have; Paddle's LayerNorm takes no
+# larger epsilon.
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys((*NEEDED, "intermediate_size", "type_vocab_size"), (1, 1 << 20)),
+    "hidden_dropout_prob": (0, 1),
+    "attention_probs_dropout_prob": (0, 1),
+    "layer_norm_eps": (0, 1e-3),
+}
 
 # Why others do not fold into the network.
 REFUSED: dict[str, str] = {
@@ -48,7 +56,8 @@ def refusal(family: Family, fields: Fields) -> str:
     for key, (only, reason) in ONLY.items():
         if fields.get(key) not in (None, only):
             return f"config.json says {key}: {_short(fields[key])}; {reason}"
-    for field, key in named(family, fields).items():
+    keys = named(family, fields)
+    for field, key in keys.items():
         value, kind = fields[key], KINDS[field]
         if value is None and field == "pad_token_id" and "pad_token_id" not in family.defaults:
             continue
@@ -57,9 +66,16 @@ def refusal(family: Family, fields: Fields) -> str:
             return (
                 f"config.json says {key}: {_short(value)}; it has to be {expected}, the model's own"
             )
-        if field == "layer_norm_eps" and not 0 <= value <= LARGEST_EPSILON:
-            return f"config.json says {key}: {value}; Paddle takes 0 to {LARGEST_EPSILON}"
-    return family.cannot(fields)
+        least, largest = BOUNDS.get(field, (value, value))
+        if not least <= value <= largest:
+            return f"config.json says {key}: {value}; it has to be from {least} to {largest}"
+    lacking = [
+        family.keys.get(field, field)
+        for field in NEEDED
+        if field not in keys and field not in family.defaults
+    ]
+    because = f"config.json has no {', no '.join(lacking)}; copy it from where the weights are from"
+    return family.cannot(fields) or (because if lacking else "")
 
 
 def _short(value: object) -> str:

