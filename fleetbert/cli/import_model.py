@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stride",
         type=int,
         metavar="N",
-        help="windows: tokens that a window shares with the next one, at least (default: an eighth "
-        "of the longest text; question answering: 128 tokens or a third, if windows are not named)",
+        help="windows: tokens that a window shares with the next one, at least (default: a "
+        "sixteenth of --max-length; question answering: 128 or a third, if windows are not named)",
     )
 
 
