@@ -239,10 +239,10 @@ def _write_results(run: Run, summary: Summary) -> None:
     # A network without the training's changes: fast CPU layers, half weights.
     tensors = best_weights(run)
     run.strategy.release()
-    environment.give_back_memory()
     network = task_heads.build(run.job.task.name, task.network.network.config)
     network.set_state_dict(tensors)
     del tensors
+    environment.give_back_memory()
     best = run.state.best
     summary["dev"] = dict(best)
     network.eval()
