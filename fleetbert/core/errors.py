@@ -101,8 +101,11 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         _leave(UserError.code)
 
 
-# What a disk or a container lacks, and no code does wrong.
-OF_THE_MACHINE = (errno.EACCES, errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS)
+# What a disk or a container lacks, and no code does wrong; a folder in the place of a file.
+OF_THE_MACHINE = (
+    *(errno.EACCES, errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+)
 
 
 def _of_the_machine(error: OSError) -> str | None:

@@ -81,6 +81,7 @@ def no_temporary_folder(argv):
     ("main", "sentence"),
     [
         (raising(OSError(28, "No space left on device")), "No space left on device; make room"),
+        (raising(IsADirectoryError(21, "Is a directory", "/x.json")), "/x.json: Is a directory; "),
         (raising(OSError(30, "Read-only file system", "/x/y")), "/x/y: Read-only file system; "),
         (raising(PermissionError(13, "Permission denied", "/x")), "/x: Permission denied; "),
         (no_temporary_folder, "TMPDIR: no temporary folder can be written; set TMPDIR"),

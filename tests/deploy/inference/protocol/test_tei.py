@@ -134,6 +134,12 @@ def test_texts_that_are_too_long(ask, path, model, message):
         ("predict", "vectors", {"inputs": "a", "parameters": {"labels": ["a"]}}, 400,
          "has to be a list of two or more"),
         ("predict", "vectors", {"inputs": "a", "parameters": {"labels": ["a", "a"]}}, 400, "twice"),
+        ("predict", "vectors", {"inputs": "a", "parameters": {"labels": ["a", "_"]}}, 400,
+         "parameters.labels[1] is empty"),
+        ("predict", "vectors", {"inputs": ["a", " "], "parameters": {"labels": ["a", "b"]}}, 400,
+         "inputs[1] is empty"),
+        ("similarity", "vectors", {"inputs": {"source_sentence": "a", "sentences": ["b", 5]}}, 400,
+         "inputs.sentences[1] is 5; it has to be a text"),
         ("predict", "vectors", {"inputs": [["a", "b"]], "parameters": {"labels": ["a", "c"]}}, 400,
          "labels of a request are for single texts"),
         ("predict", "vectors", {"inputs": "a", "parameters": {
