@@ -16,6 +16,7 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute, Route
 
 import fleetbert
+from fleetbert.data.written import fault_of
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, Version, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json, http_rerank, tensors
@@ -161,7 +162,10 @@ def _read_zero_shot(message: http_json.Json, options: Mapping[str, Any], core: C
     texts, pairs, single = _read_inputs(inputs)
     if pairs is not None:
         raise refuse("inputs has pairs of texts; labels of a request are for single texts")
-    names = [(template or "{}").replace("{}", name.replace("_", " ")) for name in given]
+    words = [name.replace("_", " ") for name in given]
+    _check_texts("parameters.labels", words)
+    _check_texts("inputs", texts)
+    names = [(template or "{}").replace("{}", name) for name in words]
     raw = _request(VECTORS, [*names, *texts], None, message)
     known = (*COMMON, "parameters", *LABELS, TEMPLATE, "multi_label")
     unknown = unknown_parameters(raw._replace(parameters={**message, **options}), known)
@@ -191,6 +195,7 @@ def read_similarity(message: http_json.Json, core: Core) -> Asked:
     if type(source) is not str:
         raise refuse(f"inputs.source_sentence is {show(source)}; it has to be a text")
     sentences = read_texts(inputs.get("sentences"), "inputs.sentences")
+    _check_texts("inputs.sentences", sentences)
     raw = _request(VECTORS, [source, *sentences], None, options)
     unknown = unknown_parameters(raw._replace(parameters=options), COMMON)
 
@@ -263,6 +268,14 @@ def _read_inputs(given: object) -> tuple[list[object], list[object] | None, bool
     if sizes not in ({1}, {2}):
         raise refuse("inputs has to hold lists of one text each, or of two each")
     return [row[0] for row in rows], [row[1] for row in rows] if sizes == {2} else None, single
+
+
+def _check_texts(name: str, texts: Sequence[object]) -> None:
+    """Failure with the place in the field `name`, of texts that are sent on behind others."""
+    for number, text in enumerate(texts):
+        fault = fault_of(text) if type(text) is str else f"is {show(text)}; it has to be a text"
+        if fault is not None:
+            raise refuse(f"{name}[{number}] {fault}")
 
 
 def _request(
