@@ -12,6 +12,7 @@ from typing import Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Type
 
 import numpy as np
 
+from fleetbert.core.errors import UserError
 from fleetbert.graph import framework_pb2
 from fleetbert.graph.framework_pb2 import BlockDesc, OpDesc, ProgramDesc, VarDesc, VarType
 
@@ -230,7 +231,10 @@ class Attention(NamedTuple):
 
 
 def attentions(block: BlockDesc) -> list[Attention]:
-    """The attention of all layers, where it is two products and a softmax, in their order."""
+    """The attention of all layers, where it is two products and a softmax, in their order.
+
+    UserError where a projection has no bias, as imported programs may have it.
+    """
     layers = []
     for softmax in [op for op in block.ops if op.type == "softmax"]:
         scores = producer(block, argument(softmax.inputs, "X"))
@@ -239,6 +243,12 @@ def attentions(block: BlockDesc) -> list[Attention]:
         query, key, value = three = [
             producer(block, argument(op.inputs, side)) for op, side in sides
         ]
+        for op in three:
+            if op.type != "fc":
+                raise UserError(
+                    f"attention reads what {op.type} makes, {written_by(op)[0]}, where a linear layer "
+                    "with a bias is needed; methods onnx and dynamic need none"
+                )
         read = [argument(op.inputs, "Input") for op in three]
         one_query = len({_before_quantize(block, name) for name in read}) > 1
         layers.append(Attention(query, key, value, scores, softmax, mixed, one_query))

@@ -136,6 +136,16 @@ def test_layers_that_share_their_weights(tmp_path):
     assert error(logits_of(bundle, "int8-static"), wanted) < 0.1
 
 
+def test_attention_without_a_bias_is_refused_by_static(tmp_path):
+    network = make_network()
+    network.network.bert.encoder.layers[0].self_attn.q_proj.bias = None
+    bundle = fleetbert.import_model(export(tmp_path / "model", network), tmp_path / "bundle")
+    table = [(text, label) for text, label in zip(TEXTS, LABELS)]
+    with pytest.raises(UserError, match="where a linear layer with a bias is needed"):
+        fleetbert.quantize(bundle, method="static", calibration=TEXTS, gate=table, max_drop=1.0)
+    assert fleetbert.quantize(bundle, method="dynamic", gate=table, max_drop=1.0).size > 0
+
+
 @pytest.mark.slow
 def test_inputs_of_other_names(tmp_path):
     names = ("x", "y")
