@@ -246,8 +246,8 @@ def attentions(block: BlockDesc) -> list[Attention]:
         for op in three:
             if op.type != "fc":
                 raise UserError(
-                    f"attention reads what {op.type} makes, {written_by(op)[0]}, where a linear layer "
-                    "with a bias is needed; methods onnx and dynamic need none"
+                    f"attention reads what {op.type} makes, {written_by(op)[0]}, where a linear "
+                    "layer with a bias is needed; methods onnx and dynamic need none"
                 )
         read = [argument(op.inputs, "Input") for op in three]
         one_query = len({_before_quantize(block, name) for name in read}) > 1

@@ -141,7 +141,7 @@ def test_attention_without_a_bias_is_refused_by_static(tmp_path):
     network.network.bert.encoder.layers[0].self_attn.q_proj.bias = None
     bundle = fleetbert.import_model(export(tmp_path / "model", network), tmp_path / "bundle")
     table = [(text, label) for text, label in zip(TEXTS, LABELS)]
-    with pytest.raises(UserError, match="where a linear layer with a bias is needed"):
+    with pytest.raises(UserError, match="a linear layer with a bias is needed"):
         fleetbert.quantize(bundle, method="static", calibration=TEXTS, gate=table, max_drop=1.0)
     assert fleetbert.quantize(bundle, method="dynamic", gate=table, max_drop=1.0).size > 0
 
