@@ -16,6 +16,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from fleetbert.compression import onnx_layers
 from fleetbert.compression.onnx_layers import OWN
 
+# Of queries, keys and values of heads, which were (texts, length, heads, width of a head).
+AXES = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
 MASK = "attention_mask"  # the input (texts, length): 1 for tokens, 0 for padding
 
 
@@ -99,14 +101,17 @@ def _attention(graph: _Graph, softmax: NodeProto) -> _Replaced:
     turned = graph.reader(context, "Transpose")
     last = graph.reader(turned, "Reshape")
     inner, products = [masked, scores, scaled, softmax, context, turned], []
-    for name in (scaled.input[0], scores.input[1], context.input[1]):
+    for name, axes in zip((scaled.input[0], scores.input[1], context.input[1]), AXES):
         heads = graph.maker(name, "Transpose")
         split = graph.maker(heads.input[0], "Reshape")
+        if list(heads.attribute[0].ints) != axes:
+            raise _Other
         inner += [heads, split]
         products.append(graph.maker(split.input[0], "MatMulIntegerToFloat"))
     source, _, scale, _, zero, *_ = products[0].input
     alike = all(each.input[0] == source and each.input[6:] for each in products)
-    if not alike or graph.sources(masked.input[1]) != {MASK}:
+    stored = {scaled.input[1], split.input[1]} <= set(graph.arrays)
+    if not alike or not stored or graph.sources(masked.input[1]) != {MASK}:
         raise _Other
     joined = f"{source}@qkv"
     for suffix, place in (("", 1), ("@scale", 3), ("@bias", 6)):

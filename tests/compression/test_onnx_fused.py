@@ -82,6 +82,12 @@ def test_what_is_built_otherwise_stays(float32):
     assert count(model)["QAttention"] == LAYERS - 1
     np.testing.assert_allclose(answer(model), expected, atol=1e-5)
 
+    model = in_int8(float32, "static")
+    heads = next(node for node in model.graph.node if node.op_type == "Transpose")
+    heads.attribute[0].ints[:] = [1, 2, 0, 3]
+    onnx_fused.fuse(model)
+    assert count(model)["QAttention"] == LAYERS - 1
+
     product = next(
         node for node in in_int8(float32, "static").graph.node if "MatMul" in node.op_type
     )
