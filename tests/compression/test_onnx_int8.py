@@ -115,7 +115,6 @@ def test_layers_that_skip_names_stay_float32(added):
         assert kinds[name] == TensorProto.FLOAT
     left = [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in kinds]
     assert {node.input[1] for node in left} == set(variant.float32_layers)
-    assert sum("softmax" in name for node in graph.node for name in node.input) == 2  # attention
     integers = [one for one in graph.initializer if one.data_type == TensorProto.INT8]
     assert len(integers) >= 3
     assert all(np.abs(numpy_helper.to_array(one).astype(int)).max() <= 64 for one in integers)
