@@ -115,6 +115,9 @@ def test_layers_that_skip_names_stay_float32(added):
         assert kinds[name] == TensorProto.FLOAT
     left = [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in kinds]
     assert {node.input[1] for node in left} == set(variant.float32_layers)
+    alone = sum("softmax" in name for node in graph.node for name in node.input)
+    joined = sum(node.op_type == "QAttention" for node in graph.node)
+    assert alone + joined == 2  # attention, whose products of activations are float32 in both
     integers = [one for one in graph.initializer if one.data_type == TensorProto.INT8]
     assert len(integers) >= 3
     assert all(np.abs(numpy_helper.to_array(one).astype(int)).max() <= 64 for one in integers)
