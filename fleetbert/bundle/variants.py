@@ -173,7 +173,7 @@ class Int8Variant(_Variant):
 
 
 class BFloat16Variant(_Variant):
-    """The products of Linear layers and of attention in bfloat16, through oneDNN.
+    """The products of Linear layers in bfloat16, through oneDNN.
 
     needs: what the processor must have one of, by Linux's names. float32_layers: weights of the
     layers that are not in bfloat16.

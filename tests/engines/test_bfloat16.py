@@ -12,6 +12,7 @@ from halves import WITHOUT, needs_bfloat16
 from fleetbert import bundle as bundles
 from fleetbert.compat import environment
 from fleetbert.core.errors import UserError
+from fleetbert.data.ragged import Texts
 from fleetbert.engines import engine, rows
 from fleetbert.engines.alike import random_batch
 
@@ -35,6 +36,16 @@ def test_answers_are_float32s_within_its_bound(bundle):
         batch = random_batch(np.random.default_rng(shape), shape, shapes.VOCAB_SIZE)
         exact, half = (opened(*batch) for opened in found.values())
         assert 0 < np.abs(half - exact).max() < 0.1 * np.abs(exact).max()
+
+
+@needs_bfloat16
+def test_a_text_has_the_same_answer_alone_as_in_rows_with_others(bundle):
+    opened = engine.open(bundle, "bfloat16", threads=1)
+    random = np.random.default_rng(0)
+    lengths = random.integers(3, 64, 300)
+    texts = Texts(random.integers(1, shapes.VOCAB_SIZE, lengths.sum()), lengths, lengths)
+    alone = [opened.compute(text) for _, text in texts.parts(np.arange(300)[:, None])]
+    np.testing.assert_array_equal(np.concatenate(alone), opened.compute(texts))
 
 
 @needs_bfloat16
