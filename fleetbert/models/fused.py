@@ -9,7 +9,7 @@ sees are float32 (Micikevicius et al. 2018; Kalamkar et al. 2019). bfloat16 has 
 no loss is scaled.
 
 Linear layers and norms outside of these blocks are computed so too; in bfloat16, linear layers
-where they are large. All else, evaluation and export are Paddle's own. On processors without
+where they are large. All else and export are Paddle's own. On processors without
 bfloat16 products oneDNN emulates them, slowly: `train.precision` asks first.
 """
 

@@ -118,11 +118,11 @@ def named(level: str, dtype: str) -> str:
 class Precision:
     """How the steps compute: a context for the forward pass, and the scaler of the loss.
 
-    functions: on a CPU with oneDNN; what `models.layers` compute with in training steps, instead of
-    AMP.
+    functions: on a CPU with oneDNN; what `models.layers` compute with in training steps and, of the
+    same element type, in evaluations, instead of AMP.
     """
 
-    def __init__(self, settings: schema.Precision, functions: layers.Functions | None = None):
+    def __init__(self, settings: schema.Precision, functions: fused.Functions | None = None):
         self.settings = settings
         self.functions = functions
         self.mixed = settings.level != "O0" and functions is None
@@ -162,10 +162,16 @@ class Precision:
 
     def step(self) -> ContextManager[object]:
         """The context that the forward pass and the loss of a training step run in."""
-        return self.forward() if self.functions is None else layers.during(self.functions)
+        return self._amp() if self.functions is None else layers.during(self.functions)
 
     def forward(self) -> ContextManager[object]:
-        """The context of an evaluation's."""
+        """The context of an evaluation's: of the same element type."""
+        if self.functions is None:
+            return self._amp()
+        # without the table's touched rows, whose lookups wait for a gradient
+        return layers.during(fused.Functions(self.functions.kind))
+
+    def _amp(self) -> ContextManager[object]:
         context: ContextManager[object] = paddle.amp.auto_cast(
             enable=self.mixed,
             level=self.settings.level if self.mixed else "O1",

@@ -6,7 +6,6 @@ import paddle
 from paddle import nn
 
 from fleetbert.compat import adamw
-from fleetbert.models import fused
 from fleetbert.models.bert import Embeddings
 from fleetbert.training.strategies.single import Single
 
@@ -21,7 +20,7 @@ def choose(strategy: Single, watched: bool) -> None:
     if (
         type(strategy) is Single
         and isinstance(strategy.optimizer, adamw.AdamW)
-        and isinstance(precision.functions, fused.Functions)
+        and precision.functions is not None
         and precision.factor == 1
         and not watched
     ):

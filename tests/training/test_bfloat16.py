@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 import tiny_job
 from halves import needs_bfloat16
@@ -12,6 +13,7 @@ from fleetbert.compat import onednn_primitives, processor
 from fleetbert.compression.distill.theseus import Theseus
 from fleetbert.core.errors import UserError
 from fleetbert.models import fused
+from fleetbert.models.bert import BertConfig, EncoderLayer
 from fleetbert.models.fused import BFLOAT16, FLOAT32
 from fleetbert.training import loop, precision
 
@@ -68,6 +70,21 @@ class TestChoice:
         trainer(tmp_path / "without", changes)
         found, exact = (tiny_job.losses(tmp_path / name) for name in ("with", "without"))
         assert found == pytest.approx(exact, abs=1e-5)
+
+    @pytest.mark.parametrize("kind", [FLOAT32, pytest.param(BFLOAT16, marks=needs_bfloat16)])
+    def test_an_evaluation_computes_as_steps_do(self, kind):
+        """And needs no gradient."""
+        paddle.seed(0)
+        layer = EncoderLayer(BertConfig(vocab_size=8, hidden_size=64, num_attention_heads=4))
+        layer.eval()
+        x = paddle.randn([3, 8, 64])
+        chosen = precision.Precision(config.Precision(), fused.Functions(kind))
+        with paddle.no_grad():
+            exact = layer(x)
+            with chosen.forward():
+                found = layer(x)
+        error = float((found - exact).abs().max())
+        assert (error < 1e-5) if kind == FLOAT32 else (1e-4 < error < 0.1)
 
     def test_lists_are_of_paddles_amp(self, has):
         has(True)
