@@ -117,6 +117,19 @@ def multiply_add(a: View, b: View, out: View, factor: float = 1.0, add: bool = F
     primitives.check(primitives.PRODUCTS[a.kind], *letters, *sizes, out.address, steps[2])
 
 
+def to_weight(x: View, to_y: View, out: View, factor: float) -> None:
+    """out (m, n) float32 = x (k, m) turned, to_y (k, n) factor: a gradient of weights.
+
+    In bfloat16 by a primitive for each k: `multiply_add` waits for each line of `out` that no cache
+    has any more, and takes 2.2 ms for (384, 1536) where this takes 1.3 (Xeon with AMX; without AMX
+    both take as long). In float32 `multiply_add` is as fast.
+    """
+    if x.kind == FLOAT32:
+        multiply_add(x.turned, to_y, out, factor)
+    else:
+        primitives.to_weight(x.turned.layout, to_y.layout, out.layout, factor)(x, to_y, out)
+
+
 def matmul(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
     """out (..., m, n) = a (..., m, k) b (..., k, n), then what `then` says."""
     primitives.matmul(a.layout, b.layout, out.layout, _steps(then))(a, b, out, *_others(then))

@@ -158,6 +158,13 @@ def matmul(a: Layout, b: Layout, out: Layout, then: tuple[Applied, ...]) -> _Cal
 
 
 @_kept
+def to_weight(x: Layout, to_y: Layout, out: Layout, factor: float) -> _Call:
+    attributes, _ = _attributes(() if factor == 1 else ((LINEAR, None, factor, 0.0),))
+    descriptor = _descriptor("matmul", x, to_y, None, out, attributes)
+    return _Call(_primitive(descriptor), [(SRC, x), (WEIGHTS, to_y), (DST, out)])
+
+
+@_kept
 def reorder(source: Layout, out: Layout) -> _Call:
     places = _described(source), _engine(), _described(out), _engine()
     creator = "reorder_primitive_desc_create"

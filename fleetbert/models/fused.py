@@ -329,7 +329,7 @@ def _to_linear(x: np.ndarray, to_y: np.ndarray, factor: float = 1.0) -> tuple[Te
     """The gradients by w and b of y = x w + b; x (rows, in), to_y (rows, out)."""
     rows, width = to_y.shape
     to_w, to_b = paddle.empty([x.shape[1], width]), paddle.empty([width])
-    onednn.multiply_add(view(x).turned, view(to_y), view(to_w), factor)
+    onednn.to_weight(view(x), view(to_y), view(to_w), factor)
     ones = np.full((1, rows), ONE[x.dtype], x.dtype)
     onednn.multiply_add(view(ones), view(to_y), view(to_b, 1, width), factor)
     return to_w, to_b

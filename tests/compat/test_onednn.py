@@ -125,6 +125,19 @@ def test_products_that_are_added(kind, sizes, turns, factor, add):
     np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(sizes=SIZES, factor=FACTORS)
+@example(sizes=(1, 1, 1), factor=1.0)
+def test_gradients_of_weights(kind, sizes, factor):
+    k, m, n = sizes
+    x, exact_x = operand(kind, k, m, seed=1)
+    to_y, exact = operand(kind, k, n, seed=2)
+    out = np.full((m, n), np.nan, np.float32)
+    onednn.to_weight(view(x), view(to_y), view(out), factor)
+    np.testing.assert_allclose(out, exact_x.T @ exact * factor, rtol=1e-5, atol=1e-4)
+
+
 @needs_bfloat16
 def test_products_of_views_and_into_bfloat16():
     """Heads of an attention, in place: (rows, length, heads, width) turned without a copy."""
