@@ -49,6 +49,7 @@ TASKS = "bert.embeddings.task_type_embeddings.weight"  # ERNIE's
 
 # Begin the names of the encoder and of heads, in the network.
 ENCODER = "bert."
+LAYERS = "bert.encoder.layers."
 POOLER = "bert.pooler."
 TOKENS, ANSWERS = "tokens", "answers"  # the heads that have none, see `models.task_heads`
 CLASSIFIER, QA_OUTPUTS = "classifier.", "qa_outputs."  # the latter of transformers' files

@@ -18,7 +18,18 @@ from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.models import encoders, pooling
 from fleetbert.models.bert import BertConfig
-from fleetbert.models.network import ANSWERS, CLASSIFIER, HEADS, QA_OUTPUTS, WORDS, Loaded, Tensors
+from fleetbert.models.network import (
+    ANSWERS,
+    CLASSIFIER,
+    HEADS,
+    LAYERS,
+    POSITIONS,
+    QA_OUTPUTS,
+    TYPES,
+    WORDS,
+    Loaded,
+    Tensors,
+)
 from fleetbert.models.sources import DECODER, Source
 
 
@@ -45,9 +56,13 @@ def bert_config(
 ) -> BertConfig:
     """The network's config for a source. The vocabulary must fit into the word embeddings.
 
+    UserError where its sizes are not those of its weights, before a network of them is built.
     pad_id: the tokenizer's, by which batches are padded. config.json may name another: that of
     multilingual-e5 does.
     """
+    shape = source.shape if pad_id is None else {**source.shape, "pad_token_id": pad_id}
+    config = BertConfig(num_labels=num_labels, **shape)
+    _check_sizes(config, source)
     if vocab_size > source.shape["vocab_size"]:
         vocab = next(iter(source.tokenizer.files.values()))
         raise UserError(
@@ -55,8 +70,41 @@ def bert_config(
             f"{source.name} have embeddings for {source.shape['vocab_size']}; take the vocabulary "
             "that they were trained with, or model.init: random"
         )
-    shape = source.shape if pad_id is None else {**source.shape, "pad_token_id": pad_id}
-    return BertConfig(num_labels=num_labels, **shape)
+    return config
+
+
+# The sizes of a network, and the tensors whose axis is as large.
+SIZES = (
+    ("vocab_size", WORDS, 0),
+    ("max_position_embeddings", POSITIONS, 0),
+    ("type_vocab_size", TYPES, 0),
+    ("hidden_size", f"{LAYERS}0.linear1.weight", 0),
+    ("intermediate_size", f"{LAYERS}0.linear1.weight", 1),
+)
+
+
+def _check_sizes(config: BertConfig, source: Source) -> None:
+    tensors = source.tensors or {}
+    told = [
+        (field, getattr(config, field), tensors[name].shape[axis])
+        for field, name, axis in SIZES
+        if name in tensors and tensors[name].ndim > axis
+    ]
+    layers = {name[len(LAYERS) :].partition(".")[0] for name in tensors if name.startswith(LAYERS)}
+    if config.num_hidden_layers > len(layers) > 0:  # `load` names the tensors of one too many
+        told.append(("num_hidden_layers", config.num_hidden_layers, len(layers)))
+    for field, size, found in told:
+        if size != found:
+            raise UserError(
+                f"model.init {source.name}: config.json says {field}: {size}, and the weights have "
+                f"{found}; copy both from where the model is from"
+            )
+    if config.hidden_size % config.num_attention_heads:
+        raise UserError(
+            f"model.init {source.name}: config.json says num_attention_heads: "
+            f"{config.num_attention_heads}, which does not divide hidden_size "
+            f"{config.hidden_size}; copy it from where the model is from"
+        )
 
 
 def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadReport:

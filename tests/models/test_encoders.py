@@ -405,6 +405,7 @@ def test_heads_that_no_task_has_are_refused(fields, pair, sentence, tmp_path):
         ({"num_attention_heads": "4"}, 'num_attention_heads: "4"; it has to be a number'),
         ({"layer_norm_eps": 0.01}, "layer_norm_eps: 0.01; it has to be from 0 to 0.001"),
         ({"num_attention_heads": 0}, "num_attention_heads: 0; it has to be from 1 to "),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers: 1000000; it has to be from 1 to 1024"),
         ({"hidden_dropout_prob": 5}, "hidden_dropout_prob: 5; it has to be from 0 to 1"),
         ({"hidden_size": 8, "num_attention_heads": 2}, "config.json has no num_hidden_la"),
         ({"model_type": ["bert"]}, r"is a \['bert'\]; supported are"),
@@ -417,6 +418,22 @@ def test_what_does_not_fold_is_refused_with_the_reason(fields, sentence, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(UserError, match=sentence):
         source_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_hidden_layers": 1000}, "num_hidden_layers: 1000, and the weights have 2"),
+        ({"hidden_size": 1 << 20}, "hidden_size: 1048576, and the weights have 8"),
+        ({"vocab_size": 1 << 24}, "vocab_size: 16777216, and the weights have "),
+        ({"num_attention_heads": 3}, "num_attention_heads: 3, which does not divide hidden_size"),
+    ],
+)
+def test_sizes_are_those_of_the_weights_before_a_network_is_built(fields, sentence, tmp_path):
+    folder = write(tmp_path / "m")
+    change_fields(folder, **fields)
+    with pytest.raises(UserError, match=sentence):
+        weights.bert_config(source_of(folder), 2, 1)
 
 
 def test_null_is_the_usual_value(tmp_path):
