@@ -19,7 +19,7 @@ class Error(Exception):
     code = 2  # exit status
     title = "error"  # begins the line that is printed
 
-    def _render_traceback_(self: BaseException) -> list[str]:
+    def _render_traceback_(self) -> list[str]:
         """What IPython and Jupyter show instead of the stack; %debug still opens it."""
         return [f"{type(self).__name__}: {self}"]
 
@@ -34,12 +34,10 @@ class GateFailed(UserError):
     code = 3
 
 
-class Stopped(BaseException):
-    """The run was stopped by SIGTERM and has saved a checkpoint. A signal handler raises it, in
-    whatever code runs then: it is no Exception, so that code that catches those lets it pass."""
+class Stopped(Error):
+    """The run was stopped by SIGTERM and has saved a checkpoint."""
 
     code, title = 143, "stopped"
-    _render_traceback_ = Error._render_traceback_
 
 
 class Interrupted(Stopped):
@@ -82,7 +80,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     argv = [word for word in argv if word != "--debug"]
     try:
         _leave(main(argv) or 0)
-    except (Error, Stopped) as error:
+    except Error as error:
         if debug and not isinstance(error, Stopped):
             raise
         print(f"{error.title}: {error}", file=sys.stderr)

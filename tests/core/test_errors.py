@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import sys
 import pytest
 from fresh import python
 
-from fleetbert.core import errors, stopping
+from fleetbert.core import errors
 
 
 @pytest.fixture
@@ -59,22 +58,6 @@ def test_what_main_returns_is_the_exit_code(ended, value, code):
 )
 def test_what_is_no_bug_is_one_line(ended, error, code, sentence):
     assert ended(raising(error)) == (code, f"{sentence}\n")
-
-
-def test_a_signal_ends_a_command_whatever_takes_errors_for_its_own(ended):
-    """As a log's handler does, which prints them and goes on."""
-
-    def main(argv):
-        stopping.expect("start again")
-        with contextlib.suppress(Exception):
-            signal.raise_signal(signal.SIGTERM)
-
-    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        assert ended(main) == (143, "stopped: SIGTERM: nothing is half written; start again\n")
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("words", [("--debug", "a=1"), ("a=1", "--debug")])
