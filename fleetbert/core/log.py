@@ -21,7 +21,7 @@ class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:
+        except (OSError, ValueError):  # of stderr; what a signal raises meanwhile passes
             self.handleError(record)
 
 

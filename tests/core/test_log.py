@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import SimpleNamespace
 
 import pytest
 from fresh import python
 
 from fleetbert.core import log
+from fleetbert.core.errors import Stopped
 
 
 def stderr(code: str, **variables: str) -> str:
@@ -15,6 +18,19 @@ def stderr(code: str, **variables: str) -> str:
     done = python(code, **variables)
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+def test_a_signal_that_comes_while_a_line_is_written_is_not_lost(monkeypatch):
+    coming = [Stopped("SIGTERM")]
+
+    def write(_: str) -> None:
+        if coming:
+            raise coming.pop()
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
+    record = logging.LogRecord("fleetbert", logging.INFO, "", 0, "a line", None, None)
+    with pytest.raises(Stopped):
+        log._Stderr().emit(record)
 
 
 def test_importing_configures_nothing():
