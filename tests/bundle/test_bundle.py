@@ -139,12 +139,20 @@ def test_a_bundle_that_is_a_mount_point_is_replaced_within_it(small_disk, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("code", "remedy"),
-    [(28, "make room"), (122, "make room"), (16, "mend that"), (30, "mend that")],
+    ("error", "said"),
+    [
+        *((OSError(code, os.strerror(code)), "make room") for code in (28, 122)),
+        *((OSError(code, os.strerror(code)), "mend that") for code in (16, 30)),
+        (
+            RuntimeError("I/O: No space left on device (os error 28)"),
+            "No space.* device; make room",
+        ),
+        (TimeoutError("no answer"), "no answer; mend that"),
+    ],
 )
-def test_what_to_do_about_a_file_that_cannot_be_written(code, remedy):
-    with pytest.raises(UserError, match=f"^x: .*; {remedy}, and start"), files.writing(Path("x")):
-        raise OSError(code, os.strerror(code))
+def test_what_to_do_about_a_file_that_cannot_be_written(error, said):
+    with pytest.raises(UserError, match=f"^x: .*{said}, and start"), files.writing(Path("x")):
+        raise error
 
 
 def test_not_a_bundle(tmp_path):
