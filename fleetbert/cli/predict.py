@@ -154,7 +154,9 @@ def run(arguments: argparse.Namespace) -> None:
         output = stack.enter_context(open_output(arguments.output, arguments.input))
         with answer.progress() as bar:
             jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
-            windows = answer.answer_lines(model, stream, jsonl, columns=names, form=form)
+            windows = answer.answer_lines(
+                model, stream, jsonl, columns=names, form=form, on_done=bar.update
+            )
             for objects, counts in windows:
                 for line in objects:
                     if least is not None and max(line.get("scores", {"": 1}).values()) < least:
@@ -162,7 +164,7 @@ def run(arguments: argparse.Namespace) -> None:
                         abstained += 1
                     output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                 output.flush()
-                bar.update(counts.lines)
+                bar.update(counts.errors)
                 lines += counts.lines
                 failed += counts.errors
                 cut += counts.truncated

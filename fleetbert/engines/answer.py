@@ -187,11 +187,13 @@ def answer_lines(
     window: int = WINDOW,
     columns: Columns = USUAL,
     form: Format | None = None,
+    on_done: Callable[[int], object] | None = None,
 ) -> Iterator[tuple[list[Line], Counts]]:
     """One object for each line of `stream`, in its order, a window of lines at a time.
 
     An object is what `Answer.as_json` says, or {"error"} where the line could not be answered; the
-    `id` of a JSONL line comes first in it. How lines are read: see `data.read.iter_lines`.
+    `id` of a JSONL line comes first in it. How lines are read: see `data.read.iter_lines`. on_done:
+    see `compute_logits`.
     Memory is bounded by the window, whatever the length of the stream.
     """
     lines = iter_lines(stream, pair=model.pair, jsonl=jsonl, columns=columns, form=form)
@@ -208,7 +210,7 @@ def answer_lines(
             taken.append((_id_of(row), line))
         if not taken:
             return
-        yield _answer_window(model, taken)
+        yield _answer_window(model, taken, on_done)
 
 
 def progress(total: int | None = None, title: str = "") -> tqdm[Any]:
@@ -240,11 +242,14 @@ def _id_of(row: Line) -> Line:
 
 
 def _answer_window(
-    model: Model, taken: list[tuple[Line, Example | UserError]]
+    model: Model,
+    taken: list[tuple[Line, Example | UserError]],
+    on_done: Callable[[int], object] | None,
 ) -> tuple[list[Line], Counts]:
     examples = [line for _, line in taken if isinstance(line, Example)]
     texts_b = [example.text_b or "" for example in examples] if model.pair else None
-    logits = compute_logits(model, [example.text_a for example in examples], texts_b)
+    texts_a = [example.text_a for example in examples]
+    logits = compute_logits(model, texts_a, texts_b, on_done)
     answers = iter(
         model.task.answer.to_answers(model.answered_labels, logits.values, logits.exit_layers)
     )

@@ -71,6 +71,16 @@ def test_windows_change_no_answer(model):
     assert [count.lines for count in many] == [7] * 7 + [1]
 
 
+def test_a_window_tells_when_some_of_its_texts_are_done(model):
+    told = []
+    lines = io.BytesIO("\n".join(make_texts(50)).encode())
+    ((_, counts),) = answer.answer_lines(
+        model._replace(batch_tokens=64), lines, on_done=told.append
+    )
+    assert sum(told) == counts.lines == 50
+    assert len(told) > 1
+
+
 def test_a_stream_is_read_a_window_at_a_time(model):
     lines = (f"word{number}\n".encode() for number in range(100))
     windows = answer.answer_lines(model, lines, None, 10)
