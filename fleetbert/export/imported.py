@@ -166,9 +166,8 @@ def import_model(
         shape = dataclasses.replace(shape, initializer_range=0.0)
     network = task_heads.build(task, shape)
     report = weights.load(network, source)
-    fresh = [name for name in report.fresh if not name.startswith(network.unread)]
-    if fresh and tasks.get(task).shape.answers:
-        raise UserError(f"{source.name}: has no weights for {', '.join(fresh)}")
+    if report.fresh and tasks.get(task).shape.answers:
+        raise UserError(f"{source.name}: has no weights for {', '.join(report.fresh)}")
     network.eval()
     with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -111,7 +111,8 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
     """Put the source's tensors into the network.
 
     Every tensor is accounted for: one of the encoder that is missing, of another shape, or one
-    that no BERT has raises UserError with its name; heads are reported. `labels` are those of the
+    that no BERT has raises UserError with its name; heads are reported, but for what the network
+    has and does not read. `labels` are those of the
     network's logits: each gets what the source's classifier has for it, wherever that stands, and
     one that the classifier lacks starts fresh (see `describe_head`).
     """
@@ -165,7 +166,7 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
         else:
             tensor.set_value(values)
     # The bias of the masked-word head stands under two names, tied.
-    fresh = [n for n in missing if not _tied(n, tensors)]
+    fresh = [n for n in missing if not (_tied(n, tensors) or n.startswith(network.unread))]
     return LoadReport(sorted(fresh), sorted(unexpected))
 
 

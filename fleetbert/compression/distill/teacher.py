@@ -225,8 +225,7 @@ def build(teacher: Teacher, task: Task, labels: Sequence[str]) -> nn.Layer:
     pad_id = tokenizers.open(source.tokenizer).pad_id
     config = weights.bert_config(source, task.outputs(labels), 0, pad_id)
     network = task_heads.build(task.name, config)
-    loaded = weights.load(network, source, labels)
-    if fresh := [name for name in loaded.fresh if not name.startswith(network.unread)]:
+    if fresh := weights.load(network, source, labels).fresh:
         raise UserError(
             f"distill.teacher: {teacher.path} has no weights for {', '.join(fresh)}, so it does "
             f"not do {task.name}; name the `model` folder of a run"
