@@ -60,15 +60,11 @@ def of_tokens(text: str, offsets: np.ndarray) -> np.ndarray:
 
 def visible(text: str, offsets: np.ndarray) -> np.ndarray:
     """int32 [tokens, 3] of each token that has characters: its number, and where these begin, after
-    blanks, which belong to tokens too, and end, after marks that no token has: accents that the
-    tokenizer strips. offsets: int32 [tokens, 2]."""
-    begins, ends = offsets.T.copy()
-    nexts = np.append(begins[1:], len(text))
+    blanks, which belong to tokens too, and end. offsets: int32 [tokens, 2]."""
+    begins, ends = offsets[:, 0].copy(), offsets[:, 1]
     for number in np.flatnonzero(begins < ends).tolist():
         piece = text[begins[number] : ends[number]]
         begins[number] += len(piece) - len(piece.lstrip())
-        while ends[number] < nexts[number] and unicodedata.category(text[ends[number]])[0] == "M":
-            ends[number] += 1
     held = np.flatnonzero(begins < ends)
     return np.stack([held, begins[held], ends[held]], 1).astype(np.int32)
 

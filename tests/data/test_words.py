@@ -89,18 +89,6 @@ def test_words_of_real_tokenizers_are_whole(pair):
     assert first[0, 0] == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "offsets", "wanted"),
-    [
-        ("cafe\u0301 e\u0301", [[0, 4], [6, 7]], [(0, 5), (6, 8)]),  # stripped
-        ("e\u0301\u0302.", [[0, 1], [1, 2], [3, 4]], [(0, 1), (1, 3), (3, 4)]),
-    ],
-)
-def test_marks_that_no_token_has_are_the_last_ones(text, offsets, wanted):
-    found = words.visible(text, np.array(offsets, np.int32))
-    assert [(begin, end) for _, begin, end in found.tolist()] == wanted
-
-
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=8))
 def test_every_token_is_in_one_word(pieces):
     """For any offsets, overlapping and empty ones too, words cover tokens and do not overlap."""
