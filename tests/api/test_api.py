@@ -470,7 +470,7 @@ def test_labels_that_were_integers_are_integers_in_answers(tiny, tiny_data, tmp_
 
 
 def test_named_columns_of_files_and_rows_train_alike(tiny, tiny_data, tmp_path):
-    rows = rows_of(tiny_data / "train.tsv")
+    rows = rows_of(tiny_data / "train.tsv")[:60]
     path = tmp_path / "train.csv"
     lines = [f"{n},{text},{label}" for n, (text, label) in enumerate(rows)]
     path.write_text("\n".join(["id,review,stars", *lines]) + "\n")

@@ -139,8 +139,9 @@ def test_a_new_table_takes_over_and_the_program_stays(server, models):
     """A version that differs in its table only."""
     rows, folder = tiny_rows.lines(), models / "clicks"
     before = [one.probability for one in fleetbert.load(folder / "1")(rows)]
-    tiny_rows.make_bundle(models.parent / "aside", table_seed=1)
-    (models.parent / "aside").rename(folder / "2")
+    if not (folder / "2").exists():  # it does where this test is run again
+        tiny_rows.make_bundle(models.parent / "aside", table_seed=1)
+        (models.parent / "aside").rename(folder / "2")
     expected = [one.probability for one in fleetbert.load(folder / "2")(rows)]
     programs = [(folder / v / "float32" / "model.pdiparams").read_bytes() for v in "12"]
     assert programs[0] == programs[1]
