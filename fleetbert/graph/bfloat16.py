@@ -7,9 +7,10 @@ computes is, with `r` for rounding to the nearest bfloat16,
 
 and where only such layers read y, it is rounded too. Attention, norms and sums of states are
 float32. Attention adds up over a row's places. In bfloat16 the sum of a text's tokens depends on
-where in the row they are, and rounding makes that large: of 872 texts 22 had another score in a row
-with others than alone, by 0.003 at most, and none has with attention in float32 (MiniLM; with AMX,
-and a few less without). It takes 5 % more time for short texts, and 12 % for texts of 200 tokens.
+where in the row they are, and rounding makes that large: of 872 texts 20 had another score in a row
+with others than alone, by 0.0034 at most (MiniLM, AMX; with AVX512-BF16 22 texts, by 0.0012). None
+has with attention in float32, which answers 5 % fewer short texts in a second, and 12 % fewer of
+200 tokens.
 
 Paddle's own pass (`enable_mkldnn_bfloat16`) takes norms and sums into bfloat16 too, and knows no
 packed rows: it is no faster for it, and 1.1 to 1.3 times slower in all (MiniLM).
