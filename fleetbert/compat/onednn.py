@@ -127,7 +127,8 @@ def to_weight(x: View, to_y: View, out: View, factor: float) -> None:
     if x.kind == FLOAT32:
         multiply_add(x.turned, to_y, out, factor)
     else:
-        primitives.to_weight(x.turned.layout, to_y.layout, out.layout, factor)(x, to_y, out)
+        then = () if factor == 1 else _steps((PostOp(primitives.LINEAR, factor=factor),))
+        primitives.to_weight(x.turned.layout, to_y.layout, out.layout, then)(x, to_y, out)
 
 
 def matmul(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:

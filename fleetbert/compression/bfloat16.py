@@ -28,9 +28,7 @@ def prepare(work: Work) -> Ready:
     program = bfloat16.mark(first_token_only(merge_transposes(fused.program)), left)
     others = {name: fused.parameters[name] for name in programs.parameter_names(program)}
     names = {
-        programs.argument(op.inputs, "W")
-        for op in program.blocks[0].ops
-        if op.type == "fc" and bfloat16.is_marked(op)
+        programs.argument(op.inputs, "W") for op in program.blocks[0].ops if bfloat16.is_marked(op)
     }
     names |= set(programs.embedding_tables(program))
     halves = {name: bfloat16.rounded(others.pop(name)) for name in sorted(names)}

@@ -125,10 +125,9 @@ def writing(path: Path) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, OSError) and NO_SPACE not in str(error):
             raise
-        other = NO_SPACE if NO_SPACE in str(error) else str(error)
-        reason = getattr(error, "strerror", None) or other
         full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-        is_full = reason == NO_SPACE or getattr(error, "errno", None) in full
+        is_full = NO_SPACE in str(error) or getattr(error, "errno", None) in full
+        reason = getattr(error, "strerror", None) or (NO_SPACE if is_full else str(error))
         remedy = "make room" if is_full else "mend that"
         raise UserError(
             f"{path}: cannot be written: {reason}; {remedy}, and start the same command again"

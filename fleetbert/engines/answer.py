@@ -193,8 +193,7 @@ def answer_lines(
 
     An object is what `Answer.as_json` says, or {"error"} where the line could not be answered; the
     `id` of a JSONL line comes first in it. How lines are read: see `data.read.iter_lines`. on_done:
-    see `compute_logits`.
-    Memory is bounded by the window, whatever the length of the stream.
+    see `compute_logits`. Memory is bounded by the window, whatever the length of the stream.
     """
     lines = iter_lines(stream, pair=model.pair, jsonl=jsonl, columns=columns, form=form)
     second = columns.names()["text_b"][0]

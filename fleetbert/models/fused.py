@@ -9,8 +9,8 @@ sees are float32 (Micikevicius et al. 2018; Kalamkar et al. 2019). bfloat16 has 
 no loss is scaled.
 
 Linear layers and norms outside of these blocks are computed so too; in bfloat16, linear layers
-where they are large. All else and export are Paddle's own. On processors without
-bfloat16 products oneDNN emulates them, slowly: `train.precision` asks first.
+where they are large. All else is Paddle's own, and so is an export. On processors without bfloat16
+products oneDNN emulates them, slowly: `train.precision` asks first.
 """
 
 from __future__ import annotations

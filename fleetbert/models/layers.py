@@ -1,8 +1,8 @@
 """The layers that networks are built of: Paddle's, which compute with functions that may change.
 
-In the steps and evaluations of a training on a CPU these are `models.fused`'s, see `during`.
-Export and other devices have Paddle's own. Which they are is no condition in a
-forward: `paddle.jit` would make it one of the program. Hidden states: (rows, length, hidden).
+In the steps and evaluations of a training on a CPU these are `models.fused`'s, see `during`. Export
+and other devices have Paddle's own. Which they are is no condition in a forward: `paddle.jit` would
+make it one of the program. Hidden states: (rows, length, hidden).
 """
 
 from __future__ import annotations

@@ -28,9 +28,8 @@ ONLY: dict[str, tuple[object, str]] = {
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys((*NEEDED, "intermediate_size", "type_vocab_size"), (1, 1 << 20)),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings"), (1, 1 << 24)),
     "num_hidden_layers": (1, 1 << 10),
-    "vocab_size": (1, 1 << 24),
-    "max_position_embeddings": (1, 1 << 24),
     "hidden_dropout_prob": (0, 1),
     "attention_probs_dropout_prob": (0, 1),
     "layer_norm_eps": (0, 1e-3),

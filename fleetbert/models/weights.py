@@ -112,9 +112,9 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
 
     Every tensor is accounted for: one of the encoder that is missing, of another shape, or one
     that no BERT has raises UserError with its name; heads are reported, but for what the network
-    has and does not read. `labels` are those of the
-    network's logits: each gets what the source's classifier has for it, wherever that stands, and
-    one that the classifier lacks starts fresh (see `describe_head`).
+    has and does not read. `labels` are those of the network's logits: each gets what the source's
+    classifier has for it, wherever that stands, and one that the classifier lacks starts fresh (see
+    `describe_head`).
     """
     if source.tensors is None:
         return LoadReport([], [])
