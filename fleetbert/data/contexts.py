@@ -7,7 +7,7 @@ import numpy as np
 from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import WHOLE, Encodings, Tokenizer
 from fleetbert.data.tokenizers.base import OfLibrary, assemble
-from fleetbert.data.words import visible
+from fleetbert.data.words import visible, with_marks
 
 
 def encode(
@@ -16,8 +16,8 @@ def encode(
     """Pairs of a question, cut to half of the room of `max_length` tokens, and a whole context.
 
     `words` are the tokens of each context that have characters: int32 [tokens, 3], the place of
-    each among the pair's, and the characters where it begins, after blanks, and ends. `truncated`
-    counts questions.
+    each among the pair's, and the characters where it begins, after blanks, and ends, with the
+    marks that follow: tokenizers strip accents. `truncated` counts questions.
     """
     numbers = {context: number for number, context in enumerate(dict.fromkeys(contexts))}
     whole, offsets = tokenizer.encode_with_offsets(list(numbers), WHOLE)
@@ -25,6 +25,8 @@ def encode(
     parts = [slice(*ends) for ends in whole.divided.tolist()]
     ids = [row[part].tolist() for row, part in zip(whole.ids, parts)]
     places = [visible(text, of[part]) for text, of, part in zip(numbers, offsets, parts)]
+    for text, place in zip(numbers, places):
+        place[:, 2] = with_marks(text)[place[:, 2]]
     template = tokenizer.template
     around = len(template.before) + len(template.between)
     room = max_length - around - len(template.after)

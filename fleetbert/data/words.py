@@ -69,16 +69,25 @@ def visible(text: str, offsets: np.ndarray) -> np.ndarray:
     return np.stack([held, begins[held], ends[held]], 1).astype(np.int32)
 
 
+def with_marks(text: str) -> np.ndarray:
+    """int64 [characters + 1]: where what ends at each character ends with the marks that follow."""
+    ends = np.arange(len(text) + 1)
+    for run in re.finditer(f"[{_marks()}]+", text):
+        ends[run.start() : run.end()] = run.end()
+    return ends
+
+
+@functools.lru_cache(maxsize=1)
+def _marks() -> str:
+    """Of a pattern's class: what goes with the character before it, such as accents and vowels."""
+    runs = groupby(range(0x20000), lambda code: unicodedata.category(chr(code))[0])
+    marks = [list(codes) for category, codes in runs if category == "M"]
+    return "".join(f"{chr(codes[0])}-{chr(codes[-1])}" for codes in marks)
+
+
 @functools.lru_cache(maxsize=1)
 def _pattern() -> re.Pattern[str]:
-    """A character goes with the marks that follow it: accents, vowels."""
-    runs = groupby(range(0x20000), lambda code: unicodedata.category(chr(code))[0])
-    marks = ""
-    for category, codes in runs:
-        if category == "M":
-            several = list(codes)
-            marks += f"{chr(several[0])}-{chr(several[-1])}"
-    spaceless = SPACELESS[1:-1]
+    marks, spaceless = _marks(), SPACELESS[1:-1]
     return re.compile(f"(?:[^\\W_{spaceless}][{marks}]*)+|\\S[{marks}]*")
 
 

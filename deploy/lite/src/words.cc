@@ -25,15 +25,18 @@ size_t word_at(const std::vector<Word>& words, size_t character) {
   return after == words.begin() ? 0 : static_cast<size_t>(after - words.begin()) - 1;
 }
 
+// Where what ends at a character ends with the marks that follow.
+size_t with_marks(const std::vector<CodePoint>& text, size_t end) {
+  while (end < text.size() && text[end] <= kLastMark && is_mark(text[end])) ++end;
+  return end;
+}
+
 }  // namespace
 
 std::vector<Word> find_words(const std::vector<CodePoint>& text) {
   std::vector<Word> words;
   size_t at = 0;
   const auto is_letter = [&] { return is_alphanumeric(text[at]) && !is_spaceless(text[at]); };
-  const auto pass_marks = [&] {
-    while (at < text.size() && text[at] <= kLastMark && is_mark(text[at])) ++at;
-  };
   while (at < text.size()) {
     if (is_blank(text[at])) {
       ++at;
@@ -42,12 +45,10 @@ std::vector<Word> find_words(const std::vector<CodePoint>& text) {
     const auto begin = at;
     if (is_letter()) {
       while (at < text.size() && is_letter()) {
-        ++at;
-        pass_marks();
+        at = with_marks(text, at + 1);
       }
     } else {
-      ++at;
-      pass_marks();
+      at = with_marks(text, at + 1);
     }
     words.push_back({0, begin, at});
   }
@@ -79,7 +80,7 @@ std::vector<Word> tokens_of(const std::vector<CodePoint>& text, const std::vecto
   for (size_t number = 0; number < pieces.size(); ++number) {
     auto [id, begin, end] = pieces[number];
     while (begin < end && is_blank(text[begin])) ++begin;
-    if (begin < end) found.push_back({before + number, begin, end});
+    if (begin < end) found.push_back({before + number, begin, with_marks(text, end)});
   }
   return found;
 }

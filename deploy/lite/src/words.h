@@ -22,8 +22,8 @@ std::vector<Word> find_words(const std::vector<CodePoint>& text);
 std::vector<Word> words_of(const std::vector<CodePoint>& text, const std::vector<Piece>& pieces,
                            size_t before);
 
-// Tokens that have characters, each as a word of these but for blanks before. before: tokens before
-// the pieces.
+// Tokens that have characters, each as a word of these without blanks before and with the marks that
+// follow: tokenizers strip accents. before: tokens before the pieces.
 std::vector<Word> tokens_of(const std::vector<CodePoint>& text, const std::vector<Piece>& pieces,
                             size_t before);
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from unicodedata import category
 
 import pytest
 import requests
@@ -32,9 +33,12 @@ def lines_of(questions, contexts):
 @EMULATED_TOO
 @pytest.mark.parametrize("told", [{"labels": []}, NO_ANSWER])
 def test_answers_in_random_texts_are_those_of_fleetbert(predict, make, tmp_path, told):
-    """Their characters too: of marks, ideographs, unknown words, contexts without a token."""
+    """Their characters too: of marks, ideographs, unknown words, contexts without a token. Marks
+    that follow an answer, which tokenizers strip, belong to it. Versions of Unicode differ in what
+    is not assigned."""
     texts = [text.replace("\t", " ") for text in random_texts(1200, seed=21)]
     texts = [text.replace("\n", " ").replace("\0", "") for text in texts]
+    texts = ["".join(one for one in text if category(one) != "Cn") for text in texts]
     texts = [text for text in texts if text.strip() and not text.startswith("\ufeff")]
     vocab = write_vocabulary(tmp_path / "vocab.txt", texts)
     bundle = make(task=NAME, vocab=vocab, max_length=24, **told)
@@ -45,6 +49,8 @@ def test_answers_in_random_texts_are_those_of_fleetbert(predict, make, tmp_path,
         nearly(found, one, 2e-6)
         for part in (one, *one["n_best"]):
             assert part["text"] is None or part["text"] == context[part["start"] : part["end"]]
+            after = (context + " ")[part["end"] or -1]
+            assert category(after)[0] != "M" or after > "\U0001ffff"
     assert {one["text"] is None for one in wanted} == {True, False}
     assert sum(len(one["n_best"]) == 5 for one in wanted) > 1000
 
