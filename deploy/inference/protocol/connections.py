@@ -54,9 +54,9 @@ class _Joined:
         self._transport.close()
 
     def _flush(self) -> None:
-        if self._parts:
+        if self._parts and not self.is_closing():  # the client may have gone meanwhile
             self._transport.write(b"".join(self._parts))
-            self._parts.clear()
+        self._parts.clear()
 
 
 class Connection(HttpToolsProtocol):

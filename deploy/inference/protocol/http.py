@@ -27,7 +27,7 @@ from fleetbert.deploy.inference.protocol import (
     openapi,
 )
 from fleetbert.deploy.inference.protocol.admin import Caller, change
-from fleetbert.deploy.inference.protocol.http_body import HEADERS, SHARE, ClientGone, CloseAfter
+from fleetbert.deploy.inference.protocol.http_body import HEADERS, SHARE, CloseAfter
 from fleetbert.deploy.inference.protocol.http_call import (
     JSON,
     STATUS,
@@ -134,8 +134,6 @@ class App:
                 if not OPEN.fullmatch(path):
                     middleware.check_key(headers)
                 await self._router(scope, receive, send_numbered)
-            except ClientGone:
-                call.code = str(STATUS[Reason.CANCELLED])
             except Exception as error:
                 response = _error_response(scope, error)
                 if not call.code:  # nothing was sent yet

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,22 @@ def test_a_client_that_closes_its_side_gets_an_answer_that_comes_soon(impatient,
         client.shutdown(socket.SHUT_WR)
         said = read_all(client)
     assert said.startswith(begin) and bool(said) is bool(begin)
+
+
+def test_a_client_that_goes_before_its_answers_leaves_no_fault_in_the_log(impatient):
+    def gone():
+        told = requests.get(f"{impatient.http}/metrics").text
+        return sum(map(float, re.findall(r'requests_total\{code="499".* (\S+)\n', told)))
+
+    body = body_of({**TEXT, "shape": [1], "data": ["sleep 600"]})
+    before, asleep = gone(), impatient.log.count("asleep")
+    with connect(impatient.http) as client:
+        client.sendall((HEAD + b"content-length: %d\r\n\r\n" % len(body) + body) * 3)
+        impatient.wait_for(lambda: impatient.log.count("asleep") > asleep)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    impatient.wait_for(lambda: gone() > before)
+    time.sleep(0.1)  # what is written to nobody is written in the loop's next turn
+    assert '"level":"error"' not in impatient.log
 
 
 def test_an_answer_may_take_longer_than_its_request(impatient):
