@@ -9,10 +9,11 @@ there is room is dropped by whole lines and counted.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import logging
 import os
 import queue
-import select
+import termios
 import threading
 import time
 
@@ -54,7 +55,7 @@ def stop(seconds: float = END_SECONDS) -> None:
     os.dup2(_log, 2)
     until, idle = time.monotonic() + seconds, 0
     while idle < 3 and time.monotonic() < until:
-        busy = select.select([_pipe], [], [], 0)[0] or _taken > _done
+        busy = any(fcntl.ioctl(_pipe, termios.FIONREAD, bytes(4))) or _taken > _done
         idle = 0 if busy else idle + 1  # what has been read may not wait yet
         time.sleep(PAUSE)
     if _taken > _done:

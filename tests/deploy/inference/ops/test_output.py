@@ -128,3 +128,12 @@ def test_closed_standard_streams_are_opened(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "done")]
     subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=True)
     assert (tmp_path / "done").read_text() == "here"
+
+
+def test_the_end_is_not_waited_for_when_all_writers_have_ended():
+    code = (
+        "import os\nfrom fleetbert.deploy.inference.ops import output\noutput.start()\n"
+        "os.write(2, b'last\\n')\noutput.stop(1e6)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, timeout=DEADLINE)
+    assert done.stderr == b"last\n"
