@@ -157,10 +157,11 @@ class Adding:
 @contextlib.contextmanager
 def adding(path: PathLike, name: str) -> Iterator[Adding]:
     """A new variant of the bundle at `path`. Without a call of its `add` the bundle stays as it
-    is. UserError as from `writing`."""
+    is. UserError as from `writing`, or where the disk is full."""
     root = Path(path).resolve()
-    with writing(root, name), files.temporary_folder(root, TEMPORARY) as temporary:
-        yield Adding(root, temporary)
+    temporary = files.temporary_folder(root, TEMPORARY)
+    with writing(root, name), files.writing(root / name), temporary as folder:
+        yield Adding(root, folder)
 
 
 REMEDY = "wait for its end, or stop it"

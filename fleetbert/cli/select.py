@@ -9,6 +9,7 @@ from fleetbert import config
 from fleetbert.cli import job_options
 from fleetbert.compat import environment
 from fleetbert.core import extras
+from fleetbert.core.errors import UserError
 
 DESCRIPTION = """\
 Choose which texts to label next: those that a model is unsure of, and that differ from each other.
@@ -31,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     extras.need("train", "fleetbert select")
+    if any(word.startswith("data.train=") for word in arguments.overrides):
+        raise UserError("data.train: give the table of the texts that have labels as --labelled")
     words = [f"data.train={arguments.labelled or arguments.texts}"]  # a job has to name one
     if arguments.bundle and arguments.config == os.devnull:
         words.append(f"model.init={arguments.bundle}")

@@ -129,8 +129,8 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
     layers = groups.layer_outputs(program)
     if len(layers) < 2 or len(layers) != groups.count_layers(program):
         raise UserError(
-            f"sources: early exit needs an encoder of at least two layers, and the variant {name} "
-            f"of {bundle.root} is none"
+            f"early exit needs two encoder layers or more, and the variant {name} of "
+            f"{bundle.root} has {len(layers)}"
         )
     (logits,) = programs.output_names(program)
     return Source(name, program, quantized, others, layers, logits)

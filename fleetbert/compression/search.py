@@ -163,7 +163,9 @@ class Search:
         return {name: getattr(self.job.data, name) for name in config.Columns.model_fields}
 
     def _training(self, folder: Path) -> dict[str, object]:
-        quiet = config.Callbacks(progress=False, visualdl=False, report=False)
+        quiet = config.Callbacks(
+            progress=False, visualdl=False, report=False, profiler={"enabled": False}
+        )
         trainer = config.Trainer(epochs=self.job.epochs, device="cpu")
         return {"trainer": trainer, "callbacks": quiet, "output_dir": str(folder / "run")}
 
@@ -243,15 +245,18 @@ def _compress(search: Search) -> Chosen:
     job, gate, page = search.job, search.gate, search.folder / REPORT
     tried = _candidates(search)
     made = (candidate for candidate in tried if not candidate.failed)
-    possible = sorted(made, key=lambda candidate: candidate.ms)
+    # Beside float32, as the machine may have been busy with something else meanwhile.
+    possible = sorted(made, key=lambda candidate: candidate.ms / candidate.float32_ms)
     fitting = [candidate for candidate in possible if candidate.excess(job) <= 1]
     if not fitting:
         nearest = min(possible, key=lambda candidate: candidate.excess(job), default=None)
         count = "no candidate" if len(tried) == 1 else f"none of {len(tried)} candidates"
         refused = f"{count} meets {search_report.limits(job)}"
-        if nearest is not None:
+        if nearest is None:
+            refused += f", as each failed; the first is {tried[0].describe()}"
+        else:
             refused += f"; the nearest is {nearest.describe()}"
-        refused += "; allow more of what it exceeds, or train a smaller model"
+            refused += "; allow more of what it exceeds, or train a smaller model"
         search_report.write(page, job, gate, search.float32(tried), tried, refused)
         raise GateFailed(refused)
     chosen = fitting[0]
@@ -356,7 +361,7 @@ def _copied(bundle: Path, to: Path) -> Path:
         except OSError:
             shutil.copyfile(source, target)
 
-    with files.replacing_folder(to, f".{to.name}-") as new:
+    with files.writing(to), files.replacing_folder(to, f".{to.name}-") as new:
         shutil.copytree(
             bundle,
             new,

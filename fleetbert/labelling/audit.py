@@ -76,7 +76,7 @@ def _audit(
     form = task.labels.table_format(path, job.data)
     if fix is not None:
         files.check_not_read(_fixed(folder, form), path, job.data.dev)
-    table, issues = _read(path, form)
+    table, issues = _read(path, form, job.data.group_column)
     examples = table.examples
     labels = task.labels.labels_of([example.label or "" for example in examples])
     if len(labels) < 2:
@@ -99,14 +99,16 @@ def _audit(
                 f"{dev_path}:{lines[0]}: {path} has no text of the label {label!r}, which "
                 f"{len(lines)} dev texts have"
             )
+    count = job.data.folds or min(FOLDS, len(examples))
+    data = job.data.model_copy(update={"on_bad_line": "skip", "folds": count})
+    run = job.model_copy(update={"data": data, "output_dir": str(folder / "folds")})
     if trains:
-        data = job.data.model_copy(update={"on_bad_line": "skip", "folds": job.data.folds or FOLDS})
-        run = {"data": data, "output_dir": str(folder / "folds")}
-        outputs = folds.train(job.model_copy(update=run)).outputs
+        outputs = folds.train(run).outputs
     else:
+        fold_of = folds.divide(run, table)
+        chosen = np.array([fold_of[example.line] for example in examples])
         inputs = vectors.inputs_of(points, task.shape.pair)
-        count = job.data.folds or FOLDS
-        outputs, _ = regression.out_of_sample(inputs, given, len(labels), count, job.trainer.seed)
+        outputs, _ = regression.out_of_sample(inputs, given, len(labels), chosen)
     labels, given, probabilities = _without_spellings(labels, given, counts, softmax(outputs))
     issues += _wrong_labels(examples, labels, given, probabilities)
     issues.sort(key=lambda row: (-row.worth, row.line))
@@ -121,10 +123,10 @@ def _audit(
     return done
 
 
-def _read(path: str, form: Format) -> tuple[tables.Records, list[Issue]]:
+def _read(path: str, form: Format, group_column: str | None) -> tuple[tables.Records, list[Issue]]:
     """The table, and its invalid rows."""
     skipped = read.read_as(path, form, "skip").skipped
-    return tables.read_records(path, form, "skip"), [
+    return tables.read_records(path, form, "skip", group_column), [
         issue("invalid", line, reason) for line, reason in skipped
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleetbert.data.folds import stratified
 from fleetbert.tasks.metrics import cross_entropy, softmax
 
 ROUNDS = 30
@@ -38,16 +37,15 @@ def logits(vectors: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def out_of_sample(
-    vectors: np.ndarray, truth: np.ndarray, labels: int, folds: int, seed: int = 0
+    vectors: np.ndarray, truth: np.ndarray, labels: int, folds: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Logits of each text by weights that have not seen it, float32 [texts, labels], with the
-    strength whose logits are the likeliest; and this strength."""
-    chosen = stratified([str(label) for label in truth], min(folds, len(truth)), seed)
+    """Logits of each text by weights that have not seen its fold, float32 [texts, labels], with the
+    strength whose logits are the likeliest; and this strength. folds: int [texts], from 0."""
     best: tuple[float, np.ndarray, float] | None = None
     for strength in STRENGTHS:
         outputs = np.zeros((len(truth), labels), np.float32)
-        for fold in range(int(chosen.max()) + 1):
-            held = chosen == fold
+        for fold in range(int(folds.max()) + 1):
+            held = folds == fold
             weights = fit(vectors[~held], truth[~held], labels, strength)
             outputs[held] = logits(vectors[held], weights)
         loss = cross_entropy(truth, outputs)

@@ -14,7 +14,7 @@ from fleetbert import config, tasks
 from fleetbert.core import files, locks
 from fleetbert.core.errors import UserError
 from fleetbert.core.quantities import number
-from fleetbert.data import read
+from fleetbert.data import folds, read
 from fleetbert.data.records import Example
 from fleetbert.engines import answer
 from fleetbert.labelling import regression, vectors
@@ -132,7 +132,8 @@ def _doubts(
     given = task.labels.targets([example.label or "" for example in known], labels)
     known_points = vectors.encode_examples(encoder, known, task.shape.pair)
     inputs = [vectors.inputs_of(each, task.shape.pair) for each in (known_points, points)]
-    _, strength = regression.out_of_sample(inputs[0], given, len(labels), FOLDS)
+    parts = folds.stratified([str(label) for label in given], min(FOLDS, len(given)), 0)
+    _, strength = regression.out_of_sample(inputs[0], given, len(labels), parts)
     weights = regression.fit(inputs[0], given, len(labels), strength)
     probabilities = softmax(regression.logits(inputs[1], weights))
     second, best = np.sort(probabilities, axis=1)[:, -2:].T

@@ -73,7 +73,7 @@ def _train(job: schema.Config, folder: Path) -> Folded:
     written = [example.label or "" for example in table.examples]
     labels = task.labels.labels_of(written) if task.shape.least_labels else []
     truth = task.labels.targets(written, labels)
-    fold_of = _divide(job, table)
+    fold_of = divide(job, table)
     folds = np.array([fold_of[example.line] for example in table.examples])
     outputs = task.room(len(truth), labels)
     measured, dev_logits = [], []
@@ -108,7 +108,7 @@ def _train(job: schema.Config, folder: Path) -> Folded:
     return folded
 
 
-def _divide(job: schema.Config, table: tables.Records) -> dict[int, int]:
+def divide(job: schema.Config, table: tables.Records) -> dict[int, int]:
     """The fold of each record, by the record's line."""
     shape, count = task_names.SHAPES[job.task.name], job.data.folds
     assert count is not None

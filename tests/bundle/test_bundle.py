@@ -155,6 +155,18 @@ def test_what_to_do_about_a_file_that_cannot_be_written(error, said):
         raise error
 
 
+def test_a_disk_that_is_full_while_a_variant_is_added_is_one_sentence(tmp_path):
+    """Libraries have types of their own for it."""
+    create(tmp_path / "bundle")
+
+    def fill(folder: Path):
+        raise RuntimeError("Error while serializing: No space left on device (os error 28)")
+
+    with pytest.raises(UserError, match=r"/bundle/int8: cannot be written: No space.* make room"):
+        bundles.add_variant(tmp_path / "bundle", "int8", fill)
+    assert bundles.read(tmp_path / "bundle").names == ["float32"]
+
+
 def test_not_a_bundle(tmp_path):
     with pytest.raises(UserError, match=r"is not a bundle: it has no manifest\.json"):
         bundles.read(tmp_path)

@@ -43,6 +43,15 @@ def test_changed_labels_come_first(audited, faulty):
     assert after == [row for line, row in enumerate(before, 1) if line not in dropped]
 
 
+def test_texts_of_a_group_are_in_one_fold(encoder, faulty, tmp_path, capfd):
+    rows = faulty[0].read_text().splitlines()
+    table, words = tmp_path / "groups.tsv", [f"output_dir={tmp_path}/out", "--bundle", encoder]
+    table.write_text("\n".join([f"{rows[0]}\tby", *(f"{row}\tme" for row in rows[1:])]) + "\n")
+    words += ["--folds", "2", "data.group_column=by"]
+    assert commands.call("audit", table, *words) == 2
+    assert "has 1 groups, and 2 folds were asked for" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_by_the_jobs_own_training(faulty, tiny_data, tmp_path):
     path, changed = faulty

@@ -74,6 +74,7 @@ def test_what_is_chosen_is_a_table_to_fill(has_labels, encoder, tiny_data, tmp_p
         (["{data}/texts.txt", "--labelled", "{labelled}"], "each of its texts has a label in"),
         (["-"], "-: the standard input is read by ask, label and predict only; name a file"),
         (["{data}/texts.txt", "task.name=embedding"], "has no one label for a text"),
+        (["{data}/texts.txt", "data.train={labelled}"], "have labels as --labelled"),
         (["{data}/texts.txt", "--n", "2", "--bundle", "nowhere"], "nowhere is not a bundle"),
     ],
 )
