@@ -193,7 +193,7 @@ def printable(text: str) -> str:
 def show(value: Any) -> str:
     """What a client sent, for a message: short, whatever it is."""
     if isinstance(value, (list, dict)):
-        text = f"a {'list' if isinstance(value, list) else 'object'} of {len(value)}"
+        text = f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     elif isinstance(value, (str, bytes)):
         text = repr(value[:60])
     else:

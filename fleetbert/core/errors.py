@@ -71,6 +71,11 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
 
     A UserError is printed as one line; `--debug` anywhere on the command line shows the stack.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It is closed, as some daemons leave it. What is opened gets the lowest number that is
+            # free, and libuv aborts where it gets this one.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     log.start()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What a terminal or a pipe cannot show is escaped: no result is lost after the work.

@@ -119,6 +119,21 @@ def test_a_closed_pipe_is_silent():
     assert (process.wait(), output) == (141, b"")
 
 
+def test_closed_standard_streams_are_opened(tmp_path):
+    """As some daemons start others: a file would get their numbers."""
+    code = (
+        "import sys\nfrom fleetbert.core import errors\n"
+        "def main(argv):\n"
+        "    print(sys.stdin.buffer.read())\n"
+        "    print(1, file=sys.stderr)\n"
+        "    with open(argv[0], 'w') as file: file.write(str(file.fileno()))\n"
+        "errors.run(main)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "done")]
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=True)
+    assert int((tmp_path / "done").read_text()) > 2
+
+
 @pytest.mark.parametrize(("rank", "code"), [(True, 0), (False, -signal.SIGABRT)])
 def test_a_rank_leaves_without_the_teardown_of_paddle(rank, code):
     """A module named paddle that aborts at the end stands for Paddle's own libraries."""

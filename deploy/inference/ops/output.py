@@ -34,12 +34,6 @@ def start() -> None:
     global _pipe, _log
     if _log >= 0:
         return
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            # It is closed, as some daemons leave it. libuv aborts where it gets such a number.
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     _log = os.dup(2)
     _pipe, end = os.pipe()
     os.dup2(end, 2)

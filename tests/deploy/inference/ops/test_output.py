@@ -119,17 +119,6 @@ def test_workers_that_say_much_keep_answering(tiny_bundle, tmp_path, pipe):
         assert served.end() == 0
 
 
-def test_closed_standard_streams_are_opened(tmp_path):
-    """As some daemons start others: libuv aborts where it gets one of these numbers."""
-    code = (
-        "import os, sys\nfrom fleetbert.deploy.inference.ops import output\noutput.start()\n"
-        "[os.fstat(number) for number in (0, 1, 2)]\nopen(sys.argv[1], 'w').write('here')"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "done")]
-    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=True)
-    assert (tmp_path / "done").read_text() == "here"
-
-
 def test_the_end_is_not_waited_for_when_all_writers_have_ended():
     code = (
         "import os\nfrom fleetbert.deploy.inference.ops import output\noutput.start()\n"

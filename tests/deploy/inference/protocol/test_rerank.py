@@ -76,6 +76,6 @@ def test_what_is_wrong_or_unknown_is_named(rerank):
     asked = {"model": "judge", "query": QUERY, "documents": [TEXTS[0], {"title": "x"}]}
     reply = rerank("/v1/rerank", **asked)
     assert reply.status_code == 400
-    assert "documents[1] is a object of 1; it has to be a text" in reply.json()["message"]
+    assert "documents[1] is an object of 1; it has to be a text" in reply.json()["message"]
     reply = rerank("/v1/rerank", **{**asked, "documents": TEXTS, "top_k": 1})
     assert reply.headers["x-unknown-parameters"] == "'top_k'"
