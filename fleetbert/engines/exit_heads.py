@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from fleetbert.data.packing import PackedLayout, padded_index
 from fleetbert.tasks.answer import by_text
+from fleetbert.tasks.vector_heads import unit
 
 NAME = "heads.safetensors"
 Tensors = Mapping[str, np.ndarray]
@@ -44,10 +45,7 @@ def tokens(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.nda
 
 def vector(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """Vectors [texts, width] of length 1: one linear layer on `pool`."""
-    vectors = pool(states, layout) @ tensors["out.weight"] + tensors["out.bias"]
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: np.ndarray = vectors / np.maximum(lengths, 1e-12)
-    return unit
+    return unit(pool(states, layout) @ tensors["out.weight"] + tensors["out.bias"])
 
 
 def _two_layers(tensors: Tensors, x: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from pathlib import Path
 from typing import Iterator, Sequence
@@ -15,8 +14,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.data.records import Example
 from fleetbert.engines import answer
 from fleetbert.export import imported
-
-log = logging.getLogger(__name__)
+from fleetbert.tasks.vector_heads import unit
 
 BLOCK = 256  # texts that are compared with all others at a time
 
@@ -48,10 +46,7 @@ def open_encoder(bundle: str | None, model: config.Model, folder: Path) -> answe
 def encode(model: answer.Model, texts: Sequence[str]) -> np.ndarray:
     """Vectors of length 1, float32 [texts, width]."""
     with answer.progress(len(texts)) as bar:
-        vectors = answer.compute_logits(model, list(texts), None, bar.update).values
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: np.ndarray = vectors / np.maximum(norms, 1e-12)
-    return unit
+        return unit(answer.compute_logits(model, list(texts), None, bar.update).values)
 
 
 def encode_examples(model: answer.Model, examples: Sequence[Example], pair: bool) -> np.ndarray:
