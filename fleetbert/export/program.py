@@ -115,23 +115,35 @@ def export_program(
     with _answering(network, max_length) as exact:
         expected = [alike.at_tokens(exact(*batch), batch[0] != pad_id) for batch in batches]
     difference = alike.difference([run(*batch, pad_id=pad_id) for batch in batches], expected)
+    check_difference(difference, "export an earlier checkpoint")
+    return difference
+
+
+def check_difference(difference: float, remedy: str) -> None:
+    """UserError if a program's logits differ so much from its network's; remedy: of a NaN."""
     if not difference <= LARGEST_DIFFERENCE:  # also catches NaN
         raise UserError(
             f"the exported program's logits differ from the network's by {difference:.3g} (at "
             f"most {LARGEST_DIFFERENCE} is allowed): nothing was written; if the loss was NaN "
-            "export an earlier checkpoint"
+            f"{remedy}"
         )
-    return difference
 
 
 def save_program(network: paddle.nn.Layer, folder: Path) -> None:
-    """paddle.jit.save of the network in evaluation mode, tidied; the network is left as it was."""
+    """`save_tidied` of the network in evaluation mode, which is left as it was."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = [
         paddle.static.InputSpec([-1, -1], "int64", name) for name in ("input_ids", "token_type_ids")
     ]
     with _answering(network):
-        program_desc.save(network, folder / "model", spec)
+        save_tidied(network, folder, spec)
+
+
+def save_tidied(
+    network: paddle.nn.Layer, folder: Path, inputs: Sequence[paddle.static.InputSpec]
+) -> None:
+    """Write the network's program and parameters to `folder`."""
+    program_desc.save(network, folder / "model", inputs)
     program = programs.read(folder / "model.pdmodel")
     programs.write(folder / "model.pdmodel", tidy.tidy(program))
 

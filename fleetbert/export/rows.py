@@ -10,15 +10,10 @@ import numpy as np
 import paddle
 
 from fleetbert import bundle
-from fleetbert.compat import program_desc
-from fleetbert.core.errors import UserError
 from fleetbert.data import fields
 from fleetbert.data.tokenizers import Spec
 from fleetbert.engines import engine, golden, table
-from fleetbert.engines.alike import LARGEST_DIFFERENCE
-from fleetbert.export.program import versions
-from fleetbert.graph import program as programs
-from fleetbert.graph import tidy
+from fleetbert.export.program import check_difference, save_tidied, versions
 
 SAMPLE = 8  # rows that the network and the program are asked
 
@@ -55,9 +50,7 @@ def export_rows(
             )
         ]
         network.eval()
-        program_desc.save(network, folder / "model", spec)
-        program = programs.read(folder / "model.pdmodel")
-        programs.write(folder / "model.pdmodel", tidy.tidy(program))
+        save_tidied(network, folder, spec)
         numbers, ids = _sample(opened.known)
         chosen = opened.look_up(ids.reshape(-1)).reshape(*ids.shape, width)
         with paddle.no_grad():
@@ -66,12 +59,7 @@ def export_rows(
         words = fields.pack(numbers, ids)
         actual = engine.open_folder(engine.TABLE, folder).run(table.as_texts(words))
         difference = float(np.abs(actual - expected).max())
-        if not difference <= LARGEST_DIFFERENCE:  # also catches NaN
-            raise UserError(
-                f"the exported program's logits differ from the network's by {difference:.3g} (at "
-                f"most {LARGEST_DIFFERENCE} is allowed): nothing was written; if the loss was NaN "
-                "train from an earlier checkpoint"
-            )
+        check_difference(difference, "train from an earlier checkpoint")
         return [
             bundle.TableVariant(
                 name="float32",
