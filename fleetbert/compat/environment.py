@@ -200,7 +200,8 @@ def prepare() -> None:
     if _is_prepared:
         return
     _is_prepared = True
-    values = {**mkl_settings(cpuinfo()), **thread_settings(os.environ, processors()), **CONTIGUOUS}
+    threads = thread_settings(os.environ, limits.read().processors)
+    values = {**mkl_settings(cpuinfo()), **threads, **CONTIGUOUS}
     if "paddle" in sys.modules:
         _tell_lost(values)
         return
@@ -286,11 +287,6 @@ def cpuinfo() -> str:
     """What Linux tells of the processors; "" elsewhere."""
     path = Path("/proc/cpuinfo")
     return path.read_text(errors="replace") if path.exists() else ""
-
-
-def processors() -> int:
-    """How many processors this process may use, by affinity and cgroup."""
-    return limits.read().processors
 
 
 def die_with_parent(parent: int) -> None:

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from fleetbert.compat import environment
+from fleetbert.core import limits
 from fleetbert.core.errors import UserError
 from fleetbert.launch import heartbeat, reaper
 from fleetbert.launch.process import Process
@@ -87,7 +88,7 @@ class Cluster:
         if not is_server:
             environ["PADDLE_TRAINER_ID"] = str(process.number)
         if not environment.started_with("OMP_NUM_THREADS", os.getpid()):
-            cpus = environment.processors()
+            cpus = limits.read().processors
             shared = environment.thread_settings(environ, cpus)["OMP_NUM_THREADS"]
             environ["OMP_NUM_THREADS"] = "1" if is_server else shared
         return environ

@@ -26,7 +26,7 @@ from fleetbert.bench import measure
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
-from fleetbert.core import files
+from fleetbert.core import files, limits
 from fleetbert.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,7 @@ def markdown(result: Result, date: str, command: str) -> str:
 def machine() -> dict[str, str]:
     flags = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8")
     known = set(environment.cpuinfo().split())
-    told = environment.machine(environment.processors())
+    told = environment.machine(limits.read().processors)
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {

@@ -134,7 +134,7 @@ def test_where_paddle_is_there_already_nothing_is_set_and_what_is_lost_is_said_o
 def test_with_the_variables_set_before_the_start_paddle_may_come_first():
     wanted = {
         **environment.mkl_settings(environment.cpuinfo()),
-        **environment.thread_settings({}, environment.processors()),
+        **environment.thread_settings({}, limits.read().processors),
         **environment.CONTIGUOUS,
     }
     code = (
