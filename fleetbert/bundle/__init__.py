@@ -20,8 +20,8 @@ from fleetbert.bundle.evidence import (
     SpeedPoint,
     Split,
 )
-from fleetbert.bundle.manifest import MANIFEST, VOCAB, Setting, Task, TokenizerSpec
-from fleetbert.bundle.read import Bundle, PathLike, read, verify
+from fleetbert.bundle.manifest import MANIFEST, Setting, Task, TokenizerSpec
+from fleetbert.bundle.read import Bundle, read, verify
 from fleetbert.bundle.variants import (
     BFloat16Variant,
     EarlyExitVariant,

@@ -38,7 +38,7 @@ def card(manifest: Manifest) -> str:
 
 
 def _row(variant: Variant) -> list[str]:
-    size = sum(file.size for file in variant.files) / 1e6
+    size = variant.bytes / 1e6
     speed = f"{variant.comparison.speed_ratio:.2f}" if variant.comparison else ""
     rest = [speed, f"{size:.1f}", ", ".join(variant.runs_on)]
     if not variant.accuracy:

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import logging
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Iterator
 
 import numpy as np
 from paddle.utils import unique_name
@@ -32,14 +32,6 @@ from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import Arrays
 
 log = logging.getLogger(__name__)
-
-
-class Pruned(NamedTuple):
-    """network: trained, in evaluation mode."""
-
-    network: Headed
-    importance: Importance
-    kept: Kept
 
 
 def prepare(work: Work) -> Ready | None:
@@ -61,7 +53,7 @@ def prepare(work: Work) -> Ready | None:
     network = tuning.train(work, change)
     if network is None:
         return None
-    return Ready(work.source, functools.partial(write, work, Pruned(network, measured, kept)))
+    return Ready(work.source, functools.partial(write, work, network, measured, kept))
 
 
 def choose(task: tuning.Tuned, whole: Headed) -> tuple[Importance, Kept]:
@@ -113,15 +105,16 @@ def narrow_tensors(tensors: dict[str, np.ndarray], kept: Kept, width: int) -> di
     return narrowed
 
 
-def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
+def write(
+    work: Work, trained: Headed, measured: Importance, kept: Kept, folder: Path
+) -> bundles.Variant:
     """The program of the trained network, whose logits are compared with the network's."""
-    bundle, (_, measured, kept) = work.bundle, pruned
     # Without the training's changes, and named as in a process of its own.
     with unique_name.guard():
-        network = type(pruned.network)(pruned.network.network.config)
-    network.set_state_dict(pruned.network.state_dict())
-    opened = tokenizers.open(bundle)
-    limits = {"max_length": bundle.max_length, "vocab_size": opened.vocab_size}
+        network = type(trained)(trained.network.config)
+    network.set_state_dict(trained.state_dict())
+    opened = tokenizers.open(work.bundle)
+    limits = {"max_length": work.bundle.max_length, "vocab_size": opened.vocab_size}
     difference = export_program(network, folder, pad_id=opened.pad_id, **limits)
     gone = len(measured.heads) - len(kept.heads)
     return bundles.ProgramVariant(

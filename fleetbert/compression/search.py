@@ -84,15 +84,6 @@ class Search:
 
     # The steps: of what was made before, in a folder of their own.
 
-    def int8(self, made: Made, folder: Path) -> Made:
-        return self._add(made, folder, "static")
-
-    def prune(self, made: Made, folder: Path) -> Made:
-        return self._add(made, folder, "prune", QUARTER)
-
-    def layers(self, made: Made, folder: Path) -> Made:
-        return self._add(made, folder, "prune", THIRD)
-
     def vocabulary(self, made: Made, folder: Path) -> Made:
         job = self._quantize("vocabulary", _copied(made.bundle, folder / "whole"))
         trimming = job.vocabulary.model_copy(update={"into": str(folder / "bundle")})
@@ -131,7 +122,7 @@ class Search:
         )
         return Made(folder / "run" / "bundle")
 
-    def _add(
+    def add(
         self, made: Made, folder: Path, method: str, removed: Mapping[str, float] = UNPRUNED
     ) -> Made:
         job = self._quantize(method, _copied(made.bundle, folder / "bundle"), removed)
@@ -210,9 +201,9 @@ class Search:
 
 
 STEPS: dict[str, Callable[[Search, Made, Path], Made]] = {
-    "int8": Search.int8,
-    "prune": Search.prune,
-    "layers": Search.layers,
+    "int8": lambda search, made, folder: search.add(made, folder, "static"),
+    "prune": lambda search, made, folder: search.add(made, folder, "prune", QUARTER),
+    "layers": lambda search, made, folder: search.add(made, folder, "prune", THIRD),
     "vocabulary": Search.vocabulary,
     "exit": Search.exit,
     "student": Search.student,

@@ -34,7 +34,6 @@ from fleetbert.data.records import (
 )
 from fleetbert.data.records import Example as Example
 from fleetbert.data.records import Format as Format
-from fleetbert.data.records import Quoting as Quoting
 from fleetbert.data.written import LineError, fault_of
 
 log = logging.getLogger(__name__)

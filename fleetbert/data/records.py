@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from typing import Collection, Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
+from typing import Collection, Dict, Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 from fleetbert.config import Columns
 from fleetbert.core import charset
@@ -26,7 +26,6 @@ BLANK_AND_QUOTED = re.compile(r'\s+"[^"]*(?:""[^"]*)*"\s*')
 BLANK = "has a blank between a quote and a separator; remove the blanks around separators"
 SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon"}
 
-Quoting = Literal["auto", "none", "minimal"]
 Numbered = Iterable[Tuple[int, bytes]]  # lines with their ends, and their numbers from 1
 
 

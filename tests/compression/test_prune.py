@@ -241,7 +241,7 @@ def test_the_variant_is_smaller_and_what_was_trained(done, trained):
     source = from_program.open_bundle(opened, 0.0, "pruned-float32")
     assert (source.shape["num_attention_heads"], source.shape["kept_heads"]) == (2, 1)
     assert source.shape["intermediate_size"] == 48
-    state = pruned.network.network.state_dict()
+    state = pruned.network.state_dict()
     for name, array in source.tensors.items():
         np.testing.assert_array_equal(array, state[name].numpy())
     assert (bundle / "float32" / "model.pdiparams").read_bytes() == (

@@ -60,7 +60,9 @@ def routes(core: Core, admin: bool) -> list[BaseRoute]:
     if admin:
         began, home = time.monotonic(), _home()
         pages["/"] = lambda: home
-        pages["/status"] = lambda: _json(status(core, began))
+        pages["/status"] = lambda: Response(
+            orjson.dumps(status(core, began)), media_type="application/json"
+        )
     routes: list[BaseRoute] = [Route(path, _endpoint(page)) for path, page in pages.items()]
     return [*routes, Route("/metrics", _metrics)] if admin else routes
 
@@ -91,10 +93,6 @@ def _html(html: str, script: str, more: str = "") -> Response:
     )
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
     return Response(html, media_type="text/html", headers=headers)
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
 
 
 async def _metrics(request: Request) -> Response:

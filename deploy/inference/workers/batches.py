@@ -131,7 +131,8 @@ def serve(worker: Worker) -> None:
                 answer = _answer(worker, head, body)
             except Exception as error:
                 failed = of_system(error) or messages.is_out_of_memory(error)
-                answer = frames.pack({"error": _sentence(error), "of_system": failed})
+                sentence = f"{type(error).__name__}: {messages.first_line(error)}"
+                answer = frames.pack({"error": sentence, "of_system": failed})
             worker.channel.sendall(answer)
 
 
@@ -141,10 +142,6 @@ def _answer(worker: Worker, head: Head, body: bytes) -> bytes:
     acts = (worker.open, worker.warm, worker.measure, worker.fork)
     act = {act.__name__: act for act in acts}[head["do"]]
     return frames.pack(act(head))
-
-
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {messages.first_line(error)}"
 
 
 def _open(head: Head) -> Opened:
