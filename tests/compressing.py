@@ -9,6 +9,7 @@ from typing import Any, Iterator
 
 import processes
 import pytest
+import tiny_bert
 import tiny_job
 
 from fleetbert import config
@@ -23,6 +24,13 @@ USUAL = {
         "gate.max_accuracy_drop": 0.1,
     },
 }
+EACH_TASK = pytest.mark.parametrize(
+    ("task", "pooling"),
+    [
+        pytest.param(*case, marks=() if case[0] == "regression" else pytest.mark.slow)
+        for case in tiny_bert.OTHER_TASKS
+    ],
+)
 
 
 def values(

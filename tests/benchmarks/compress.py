@@ -41,7 +41,6 @@ from fleetbert.core.errors import UserError
 
 REFUSED = 3  # the exit code of a gate
 ORDER = "sorted"
-CALIBRATION_TEXTS = 512
 
 
 class Data(NamedTuple):

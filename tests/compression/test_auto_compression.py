@@ -105,18 +105,6 @@ def test_quant_post_has_the_thresholds_of_its_texts(bundle, tiny_data):
     assert answer.load(bundle, "int8-paddleslim").labels == list(read.task.labels)
 
 
-def _matmuls(source: Source):
-    import paddle
-
-    from fleetbert.compat.static_graph import static_graph
-
-    with static_graph():
-        program = paddle.static.Program.parse_from_string(source.program.SerializeToString())
-    stored = set(source.arrays)
-    ops = program.global_block().ops
-    return [op for op in ops if op.type == "matmul_v2" and op.input("Y")[0] in stored]
-
-
 @paddle_2
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["asp", "unstructured", "transformer_prune"])

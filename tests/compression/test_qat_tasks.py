@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tiny_bert
-from compressing import rows_of
+from compressing import EACH_TASK, rows_of
 
 import fleetbert
 from fleetbert import bundle as bundles
@@ -14,13 +14,7 @@ from fleetbert.compression import qat, tuning
 from fleetbert.engines import engine
 
 
-@pytest.mark.parametrize(
-    ("task", "pooling"),
-    [
-        pytest.param(*case, marks=() if case[0] == "regression" else pytest.mark.slow)
-        for case in tiny_bert.OTHER_TASKS
-    ],
-)
+@EACH_TASK
 def test_what_is_served_is_what_was_trained(task, pooling, tiny_vocab, tmp_path, monkeypatch):
     bundle = tiny_bert.make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)
     kept = []
@@ -49,13 +43,7 @@ def test_what_is_served_is_what_was_trained(task, pooling, tiny_vocab, tmp_path,
     assert manifest.max_difference_to_network < 0.5 * learned.max()
 
 
-@pytest.mark.parametrize(
-    ("task", "pooling"),
-    [
-        pytest.param(*case, marks=() if case[0] == "regression" else pytest.mark.slow)
-        for case in tiny_bert.OTHER_TASKS
-    ],
-)
+@EACH_TASK
 def test_pruned_and_taught_by_what_it_was(task, pooling, tiny_vocab, tmp_path):
     """`beside_network` compares the narrowed program with the network that learned."""
     bundle = tiny_bert.make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)

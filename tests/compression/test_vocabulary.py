@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_bert
 import tiny_job
-from compressing import job, rows_of
+from compressing import EACH_TASK, job, rows_of
 
 import fleetbert
 from fleetbert import bundle as bundles
@@ -78,13 +78,7 @@ def test_a_new_bundle_answers_the_same(bundle, tiny_data, few_words, tmp_path, c
     assert small.accuracy[0].float32_accuracy == pytest.approx(float32.accuracy[0].accuracy)
 
 
-@pytest.mark.parametrize(
-    ("task", "pooling"),
-    [
-        pytest.param(*case, marks=() if case[0] == "regression" else pytest.mark.slow)
-        for case in tiny_bert.OTHER_TASKS
-    ],
-)
+@EACH_TASK
 def test_every_task(task, pooling, tiny_vocab, tmp_path):
     """Pairs, words with tags and vectors: what float32 answers to the texts of the tokens."""
     bundle = tiny_bert.make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)

@@ -19,6 +19,7 @@ from typing import Callable
 import light
 import numpy as np
 import pytest
+import tiny_job
 from light_worker import PARAMETERS, SINGLE_SPEEDS, SPEEDS
 from prometheus_client import generate_latest
 from running_core import (
@@ -290,10 +291,7 @@ def test_versions_of_one_vocabulary_share_a_tokenizer(bundle, models, start, mon
 
 
 def break_hash(bundle: Path) -> None:
-    path = bundle / "float32" / PARAMETERS
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    tiny_job.flip(bundle / "float32" / PARAMETERS)
 
 
 def set_bias(bundle: Path, *values: float) -> None:
