@@ -20,9 +20,9 @@ too, texts that are cut or in another script, labels that are rare or spelled in
 
 OUTPUT_DIR/report.html and issues.tsv name the rows, the most worthwhile first. Labels are judged by
 logistic regression on vectors, which takes a minute; --train judges by the job's own training in
---folds runs, which finds more. --fix drop writes OUTPUT_DIR/fixed.tsv without the rows whose label
-is wrong or that are doubles; --fix suggest writes it with the labels that are suggested. Rows with
-a doubtful label are only listed.
+--folds runs, which finds more. --fix drop writes OUTPUT_DIR/fixed.tsv without the rows that are
+invalid, have a wrong label or no words, are doubles or stand in the dev table too; --fix suggest
+writes it with the labels that are suggested. Rows with a doubtful label are only listed.
 """
 
 

@@ -19,6 +19,7 @@ Choose which texts to label next: those that a model is unsure of, and that diff
 
 OUTPUT_DIR/selected.tsv has their lines, the likely label and an empty column label to fill. Add the
 filled table to --labelled and select again. Without --labelled the texts are chosen to differ.
+With task.name=pair_classification they are pairs.
 """
 
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", type=int, default=100, help="how many to choose (default: 100)")
     parser.add_argument("--labelled", metavar="TABLE", help="table of the texts that have labels")
     parser.add_argument("--bundle", metavar="DIR", help="embedding bundle, in place of model.init")
-    job_options.add_job(parser, {"train": config.Config})
+    job_options.add_job(parser, {"select": config.Config})
 
 
 def run(arguments: argparse.Namespace) -> None:

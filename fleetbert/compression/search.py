@@ -67,7 +67,8 @@ class Search:
         self.gate = Gate(self.bundle, job.gate, job.threads, columns=job.data)
         path, train = str(job.selection.data), str(job.data.train)
         known = evaluate.read_known(self.gate.model, path, job.data)
-        evaluate.read_known(self.gate.model, train, job.data)
+        if not self.gate.model.task.shape.pooled:  # which learn from texts without a number, too
+            evaluate.read_known(self.gate.model, train, job.data)
         tables = {"data.train": train, "gate.data": self.gate.data, "selection.data": path}
         seen: dict[str, str] = {}
         for name, table in tables.items():

@@ -25,7 +25,7 @@ class Columns(Section):
     text_column: Optional[str] = key(
         None,
         "column of the text, in .tsv and .csv, or field in .jsonl (null: text_a, text or sentence)",
-        common_for=("train", "distill", "quantize"),
+        common_for=("train", "distill", "quantize", "select"),
         on_resume="free",
     )
     text_pair_column: Optional[str] = key(
@@ -39,7 +39,7 @@ class Columns(Section):
     label_column: Optional[str] = key(
         None,
         "column of the label (null: label; named entities in .jsonl: label or spans)",
-        common_for=("train", "distill", "quantize"),
+        common_for=("train", "distill", "quantize", "select"),
         on_resume="free",
     )
     quoting: Literal["auto", "none", "minimal"] = key(

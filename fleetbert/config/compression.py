@@ -36,8 +36,8 @@ QUANTIZE, GATED = ("quantize",), ("quantize", "distill self", "compress")
 class Calibration(Section):
     data: Optional[str] = key(
         None,
-        "static, onnx: calibration texts, like those to come, without labels: .tsv, .csv, .jsonl, "
-        "or one a line",
+        "static, onnx, paddleslim: calibration texts, like those to come, without labels: .tsv, "
+        ".csv, .jsonl, or one a line",
         common_for=QUANTIZE,
     )
     texts: int = key(512, "number of calibration texts, a random sample", ge=1)

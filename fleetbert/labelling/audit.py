@@ -80,7 +80,11 @@ def _audit(
     examples = table.examples
     labels = task.labels.labels_of([example.label or "" for example in examples])
     if len(labels) < 2:
-        raise UserError(f"{path}: all texts have the label {labels[0]!r}; give a table with two")
+        invalid = [f", and line {row.line} is invalid ({row.reason})" for row in issues[:1]]
+        raise UserError(
+            f"{path}: all texts have the label {labels[0]!r}{''.join(invalid)}; give a table with "
+            "two labels"
+        )
     given = task.labels.targets([example.label or "" for example in examples], labels)
     counts = np.bincount(given, minlength=len(labels))
     encoder = vectors.open_encoder(bundle, job.model, folder)

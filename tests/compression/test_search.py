@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny_bert
 import tiny_job
 
 import fleetbert
@@ -118,6 +119,17 @@ def test_without_budgets_all_are_tried_and_a_killed_search_goes_on(job, tmp_path
     assert len(done) == 4
     with pytest.raises(UserError, match="holds the search of another job"):
         search.compress(job(data=few_words, epochs=2))
+
+
+def test_vectors_are_learned_from_texts_without_numbers(job, tiny_vocab, tmp_path):
+    tables = {
+        name: tiny_job.write_rows(tmp_path / name, tiny_job.vector_rows(12, seed, 2, seed > 1))
+        for seed, name in enumerate(("train.jsonl", "choose.jsonl", "gate.jsonl"), 1)
+    }
+    train, choose, gate = ({"data": str(path)} for path in tables.values())
+    bundle = tiny_bert.make_bundle(tmp_path / "vectors", "embedding", tiny_vocab, "mean")
+    data = {"train": train["data"]}
+    search.Search(job(bundle=str(bundle), data=data, selection=choose, gate=gate))
 
 
 def test_what_the_machine_refuses_is_no_fault_of_a_candidate(job, monkeypatch):
