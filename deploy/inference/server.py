@@ -34,6 +34,7 @@ from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.deploy.inference.protocol.tls import TlsConnection
 
 WRITE_SECONDS = 2.0  # for the last answers, to clients that read
+THREAD_SECONDS = 3.0  # for the last work of threads
 OWN_DESCRIPTORS = 256  # for everything but connections
 
 
@@ -87,6 +88,11 @@ class _Signals:
         os._exit(130 if self.interrupted else 143)
 
     def leave(self) -> None:
+        """The end of Python waits for all threads, one of which may read from a disk that does not
+        answer: it gets some seconds."""
+        end = threading.Timer(THREAD_SECONDS, os._exit, [130 if self.interrupted else 0])
+        end.daemon = True
+        end.start()
         if self.interrupted:
             raise KeyboardInterrupt
 

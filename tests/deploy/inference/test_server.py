@@ -180,6 +180,23 @@ def test_a_signal_while_models_load_ends_at_once(tmp_path, number, code):
         served.wait_for(lambda: not any(child.is_running() for child in children), ended=True)
 
 
+def test_a_disk_that_does_not_answer_keeps_no_server_from_its_end(tmp_path):
+    light.make_bundle(tmp_path / "models" / "tiny" / "1")
+    words = settings_of(tmp_path / "models", "repository.poll_seconds=0.1")
+    with serving(tmp_path, *words, command=LIGHT) as served, contextlib.ExitStack() as stack:
+        manifest = tmp_path / "models" / "tiny" / "2" / "manifest.json"
+        manifest.parent.mkdir()
+        os.mkfifo(manifest)
+
+        def reads():
+            with contextlib.suppress(OSError):  # until it is opened to be read
+                stack.callback(os.close, os.open(manifest, os.O_WRONLY | os.O_NONBLOCK))
+                return True
+
+        served.wait_for(reads)
+        assert served.end() == 0
+
+
 @pytest.mark.parametrize(
     "signals",
     [[signal.SIGTERM], [signal.SIGHUP] * 2, [signal.SIGTERM, signal.SIGHUP]],
