@@ -84,9 +84,13 @@ def _label(label: object) -> object:
 
 
 def distills_itself(path: str, overrides: Sequence[str]) -> bool:
-    """Whether a distillation job is a SelfDistill; else it is a Distill."""
+    """Whether a distillation job is a SelfDistill; else it is a Distill. UserError for a kind that
+    is in neither."""
     section = _read(path, overrides, Distill, SelfDistill).values.get("distill")
-    return isinstance(section, dict) and section.get("kind") == "self"
+    kind = section.get("kind", "student") if isinstance(section, dict) else "student"
+    if kind not in ("student", "theseus", "self"):
+        raise UserError(f"distill.kind: name student, theseus or self, not {kind}")
+    return bool(kind == "self")
 
 
 def output_dir(path: str, overrides: Sequence[str]) -> str:

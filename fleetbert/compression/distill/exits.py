@@ -158,7 +158,7 @@ def _check_layers(layers: object, count: int) -> None:
     if not ascending or layers[-1] != count:
         raise UserError(
             f"distill.layers: {layers}; give the last layer of each group, ascending, at least two "
-            f"and the last of them {count}, as [1, 2, {count}]"
+            f"and the last of them {count}, as [1, {count}]"
         )
 
 
