@@ -160,7 +160,7 @@ def adding(path: PathLike, name: str) -> Iterator[Adding]:
     is. UserError as from `writing`, or where the disk is full."""
     root = Path(path).resolve()
     temporary = files.temporary_folder(root, TEMPORARY)
-    with writing(root, name), files.writing(root / name), temporary as folder:
+    with writing(root, name), files.room(root / name), temporary as folder:
         yield Adding(root, folder)
 
 

@@ -44,8 +44,10 @@ def run(arguments: argparse.Namespace) -> None:
     words = [f"data.train={arguments.table}"]
     if arguments.bundle and arguments.config == os.devnull:
         words.append(f"model.init={arguments.bundle}")  # a job has to name one
-    words += [f"data.folds={arguments.folds}"] * (arguments.folds is not None)
-    job = config.load_as(config.Config, arguments.config, [*words, *arguments.overrides])
+    words += arguments.overrides
+    if arguments.folds is not None:
+        words.append(f"data.folds={arguments.folds}")
+    job = config.load_as(config.Config, arguments.config, words)
     environment.import_paddle()
     from fleetbert.labelling import audit  # with Paddle, which --help has no need of
 

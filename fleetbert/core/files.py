@@ -121,16 +121,27 @@ def write_json(path: Path, value: Any) -> None:
 def writing(path: Path) -> Iterator[None]:
     """Turn a failure to write `path` (a full disk, an unwritable folder) into a UserError."""
     try:
+        with room(path):
+            yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror or error}; mend that, and start the same "
+            "command again"
+        ) from error
+
+
+@contextmanager
+def room(path: Path) -> Iterator[None]:
+    """UserError where the disk is full while `path` is made, whatever type a library has for it."""
+    try:
         yield
     except Exception as error:
-        if not isinstance(error, OSError) and NO_SPACE not in str(error):
-            raise
         full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-        is_full = NO_SPACE in str(error) or getattr(error, "errno", None) in full
-        reason = getattr(error, "strerror", None) or (NO_SPACE if is_full else str(error))
-        remedy = "make room" if is_full else "mend that"
+        if NO_SPACE not in str(error) and getattr(error, "errno", None) not in full:
+            raise
         raise UserError(
-            f"{path}: cannot be written: {reason}; {remedy}, and start the same command again"
+            f"{path}: cannot be written: {getattr(error, 'strerror', None) or NO_SPACE}; make "
+            "room, and start the same command again"
         ) from error
 
 

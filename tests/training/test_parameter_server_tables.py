@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -267,6 +268,12 @@ class TestOnePull:
         rest[places] = 0
         return rest
 
+    @staticmethod
+    def sleep_by(go_on, monkeypatch):
+        """Nobody else's sleep changes: other threads of this process have theirs."""
+        clock = SimpleNamespace(sleep=go_on, monotonic=time.monotonic)
+        monkeypatch.setattr(arrival, "time", clock)
+
     @pytest.mark.parametrize("parts", [0, 7, 30])
     def test_who_does_not_wait_adds_what_has_not_arrived(self, counted, parts):
         counted, arrays, layout = counted
@@ -290,7 +297,7 @@ class TestOnePull:
         counted, arrays, _ = counted
         for _ in range(2):
             counted.push_dense(np.ones(80, np.float32))
-        monkeypatch.setattr(arrival.time, "sleep", lambda _: self.deliver(arrays))
+        self.sleep_by(lambda _: self.deliver(arrays), monkeypatch)
         assert (counted.pull_latest() == np.arange(80) - 2).all()
         assert arrays.pulls == 2
 
@@ -303,7 +310,7 @@ class TestOnePull:
         def go_on(_):
             arrays.dense -= rest
 
-        monkeypatch.setattr(arrival.time, "sleep", go_on)
+        self.sleep_by(go_on, monkeypatch)
         assert (counted.pull_latest() == np.arange(80) - 1).all()
         assert arrays.pulls == 2
 
@@ -318,7 +325,7 @@ class TestOnePull:
     def test_who_knew_wrongly_pulls_till_it_is_true(self, counted, monkeypatch):
         counted, arrays, _ = counted
         counted.push_dense(np.ones(80, np.float32))
-        monkeypatch.setattr(arrival.time, "sleep", lambda _: self.deliver(arrays))
+        self.sleep_by(lambda _: self.deliver(arrays), monkeypatch)
         assert (counted.pull_whole(arrived=True) == np.arange(80) - 1).all()
         assert arrays.pulls == 3
 

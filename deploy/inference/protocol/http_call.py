@@ -28,7 +28,6 @@ from fleetbert.deploy.inference.protocol.middleware import infer
 from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse
 from fleetbert.deploy.inference.protocol.validation import RawRequest
 from fleetbert.deploy.inference.settings import Safety
-from fleetbert.tasks.vector_heads import unit
 
 STATUS = {
     Reason.BAD_REQUEST: 400,
@@ -214,7 +213,9 @@ def shorten(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     """The first numbers of each vector, which has length 1 again. [texts, numbers]"""
     if dimensions is None or dimensions >= vectors.shape[1]:
         return np.ascontiguousarray(vectors)
-    return unit(vectors[:, :dimensions])
+    vectors = vectors[:, :dimensions]
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.maximum(lengths, np.float32(1e-12))).astype(np.float32)
 
 
 def of_texts(output: str, texts: list[object], pairs: list[object] | None = None) -> RawRequest:
