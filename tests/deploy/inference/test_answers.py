@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import grpc
@@ -50,6 +51,13 @@ def server(made, tmp_path_factory):
 def mapped(process: psutil.Process) -> bool:
     """Whether Paddle is in a process's memory."""
     return "libpaddle" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def rests(process: psutil.Process) -> bool:
+    """Whether a process computes nothing for a while."""
+    before = process.cpu_times()
+    time.sleep(0.3)
+    return process.cpu_times() == before
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -281,6 +289,8 @@ def test_what_workers_print_is_lines_of_the_json_log_and_nothing_is_left_of_them
     environ = {"OMP_NUM_THREADS": "3"}
     with serving(tmp_path, *words, command=REAL, environ=environ) as served:
         [worker] = filter(mapped, served.workers())
+        # In the middle of malloc Paddle's handler would never end, and the server kill the worker.
+        served.wait_for(lambda: rests(worker))
         worker.send_signal(signal.SIGSEGV)
         said = f"worker {worker.pid}: "
         served.wait_for(lambda: any(said in line["message"] for line in served.lines()))
