@@ -308,12 +308,12 @@ def test_two_ranks_prune_the_same_and_the_gate_ends_both(done, bundle, tiny_data
     page = after.pop("quantize-report.html").decode()
     assert after == before
     assert "pruned-float32 (not added)" in page
-    run, expected = done[0].with_name("run"), done[1]
+    run, alone = done[0].with_name("run"), bundles.read(done[0]).variant("pruned-float32")
     losses = tiny_job.losses(tmp_path / "run")
     assert losses == pytest.approx(tiny_job.losses(run), rel=0.02)
     pipeline.quantize(job(bundle, tiny_data, "prune"))
     found = bundles.read(bundle).variant("pruned-float32")
-    assert found.pruning.kept_heads == expected.kept.heads.tolist()
+    assert found.pruning.kept_heads == alone.pruning.kept_heads
     assert tiny_job.losses(tmp_path / "run") == losses
     with pytest.raises(UserError, match=r"trained with prune\.heads: 0\.5, this job has 0\.0"):
         pipeline.quantize(job(bundle, tiny_data, "prune", {"prune.heads": 0.0}))
