@@ -214,6 +214,7 @@ def shorten(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     if dimensions is None or dimensions >= vectors.shape[1]:
         return np.ascontiguousarray(vectors)
     vectors = vectors[:, :dimensions]
+    # As tasks.vector_heads.unit, whose package loads what no server needs.
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(lengths, np.float32(1e-12))).astype(np.float32)
 
