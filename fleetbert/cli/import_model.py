@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fleetbert import config
 from fleetbert.compat import environment
-from fleetbert.core import extras, task_names
+from fleetbert.core import errors, extras, task_names
 from fleetbert.core.charset import utf8_word
 
 DESCRIPTION = """\
@@ -81,7 +81,8 @@ def run(arguments: argparse.Namespace) -> None:
     from fleetbert.api.arguments import folder_of  # with NumPy, which --help has no need of
     from fleetbert.export import imported  # loads Paddle
 
-    with folder_of("import", arguments.output) as folder:
+    named = errors.renamed("model.init", "FOLDER")
+    with named, folder_of("import", arguments.output) as folder:
         assert folder is not None
         bundle = imported.import_model(
             config.Model(init=arguments.source),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fleetbert.cli.bundle_options import Columns, add_columns, columns, open_input, open_output
+from fleetbert.core import errors
 from fleetbert.core.charset import utf8_word
 from fleetbert.core.errors import UserError
 
@@ -94,7 +95,8 @@ def run(arguments: argparse.Namespace) -> None:
         )
     texts = [example.text_a for example in examples]
     with open_output(arguments.output, arguments.texts) as stream:
-        answers = label(texts, labels, init=arguments.init, bundle=arguments.bundle)
+        with errors.renamed("model.init", "--init"):
+            answers = label(texts, labels, init=arguments.init, bundle=arguments.bundle)
         table, abstained = _table(texts, answers, arguments.abstain, suffix)
         stream.write(table.encode())
     log.info(f"labelled {len(texts) - abstained} of {len(texts)} texts, abstained from {abstained}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import sys
-from typing import Callable, NoReturn
+from typing import Callable, Iterator, NoReturn
 
 from fleetbert.core import log
 
@@ -63,6 +64,15 @@ def of_system(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+@contextlib.contextmanager
+def renamed(key: str, name: str) -> Iterator[None]:
+    """Have UserErrors about a key name what the user has given in its place."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace(key, name)) from error
 
 
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> None:

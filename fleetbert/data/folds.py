@@ -89,12 +89,21 @@ def grouped(groups: Sequence[str], folds: int, seed: int) -> np.ndarray:
     return chosen[numbers.reshape(-1)]
 
 
+def content(table: Records, lines: Iterable[int]) -> bytes:
+    """Some records as a table of their own."""
+    return table.head + b"".join(table.records[line] for line in lines)
+
+
 def write(path: Path, table: Records, lines: Iterable[int]) -> None:
     """Write some records as a table of their own. A file that has them stays as it is, so that a
     run that was trained on it counts as finished."""
-    content = table.head + b"".join(table.records[line] for line in lines)
-    if not path.is_file() or path.read_bytes() != content:
+    if not holds(path, table, lines):
         with files.writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with files.replacing(path) as stream:
-                stream.write(content)
+                stream.write(content(table, lines))
+
+
+def holds(path: Path, table: Records, lines: Iterable[int]) -> bool:
+    """Whether a file has just these records."""
+    return path.is_file() and path.read_bytes() == content(table, lines)

@@ -178,7 +178,7 @@ def _folder(folder: Path, name: str) -> Source:
     elif (folder / CONSTRUCTORS).is_file():
         fields = encoders.of_constructors(_read_json(folder / CONSTRUCTORS, name))
     else:
-        raise UserError(f"model.init {name}: {weight_files.without_config(folder)}")
+        raise UserError(f"model.init: {weight_files.without_config(folder)}")
     model_type = str(fields.get("model_type", BERT.model_type))
     if model_type not in families:
         known = ", ".join(family.title for family in families.values())

@@ -78,10 +78,13 @@ def _train(job: schema.Config, folder: Path) -> Folded:
     outputs = task.room(len(truth), labels)
     measured, dev_logits = [], []
     dev: evaluate.Known | None = None
-    for fold in range(folds.max() + 1):
-        run = _of_fold(job, folder / f"fold-{fold + 1}", form.quoted)
-        learned = [line for line in fold_of if fold_of[line] != fold]
-        tables.write(Path(str(run.data.train)), table, learned)
+    runs = [
+        _of_fold(job, folder / f"fold-{fold + 1}", form.quoted) for fold in range(folds.max() + 1)
+    ]
+    learned = [[line for line in fold_of if fold_of[line] != fold] for fold in range(len(runs))]
+    _check_same(runs, table, learned)
+    for fold, run in enumerate(runs):
+        tables.write(Path(str(run.data.train)), table, learned[fold])
         log.info(f"fold {fold + 1} of {job.data.folds}: {run.output_dir}")
         if not finished.is_finished(run):
             training.train(run, labels=labels or None)
@@ -130,6 +133,23 @@ def divide(job: schema.Config, table: tables.Records) -> dict[int, int]:
         named = [(first[line].label or "") * (shape.label == "name") for line in lines]
         folds = tables.stratified(named, count, job.trainer.seed)
     return dict(zip(lines, folds.tolist()))
+
+
+def _check_same(
+    runs: Sequence[schema.Config], table: tables.Records, learned: Sequence[Sequence[int]]
+) -> None:
+    """UserError where a folder holds other folds, before anything of them is changed."""
+    more = Path(runs[-1].output_dir).with_name(f"fold-{len(runs) + 1}")
+    if more.exists():
+        raise UserError(f"{more}: is of a run with more folds; remove it, or set output_dir")
+    for run, lines in zip(runs, learned):
+        path, trained = Path(str(run.data.train)), Path(run.output_dir) / "checkpoints"
+        is_other = path.exists() and not tables.holds(path, table, lines)
+        if run.trainer.resume != "none" and trained.exists() and is_other:
+            raise UserError(
+                f"{path}: was divided from another table, or with another data.folds or "
+                "trainer.seed; start anew with trainer.resume=none or another output_dir"
+            )
 
 
 def _of_fold(job: schema.Config, folder: Path, quoted: bool) -> schema.Config:

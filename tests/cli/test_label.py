@@ -113,6 +113,7 @@ def test_texts_may_come_from_stdin(given, code, output, tiny_encoder, capsys, mo
         (("--descriptions", "{twice}"), "twice.yaml, line 2: key a stands here a second time"),
         (("--descriptions", "{inner}"), "labels['a'][0] is not a text but dict"),
         (("--labels", "a,b", "--init", "random"), "random weights know no names of labels"),
+        (("--labels", "a,b", "--init", "no/model"), "--init: the folder no/model does not exist"),
         (("--labels", "a,b", "--output", "{texts}"), "texts.tsv and the input are the same file"),
         (("--labels", "a,b", "--output", "{y}/a.tsv"), "a.tsv: Not a directory; name a file that"),
         (("--labels", "a,b", "--bundle", "{y}"), "y.yaml exists and is not a bundle"),

@@ -109,6 +109,21 @@ def test_what_is_finished_is_not_trained_again(folded, tiny_data, monkeypatch):
     assert json.loads((folded / "summary.json").read_text())["ensemble"]["accuracy"] == right
 
 
+def test_folds_of_another_division_are_kept(folded, tiny_data):
+    before = {path: path.read_bytes() for path in folded.rglob("train.tsv")}
+    assert len(before) == 3
+    more = [
+        ({"data.folds": 2}, "fold-3: is of a run with more folds"),
+        ({"data.folds": 4}, r"train\.tsv: was divided from another table, or with another"),
+        ({"data.folds": 3, "trainer.seed": 5}, r"train\.tsv: was divided from another table"),
+    ]
+    for changes, sentence in more:
+        job = tiny_job.job(tiny_data, folded, {"callbacks.report": True, **changes})
+        with pytest.raises(UserError, match=sentence):
+            folds.train(job)
+    assert {path: path.read_bytes() for path in folded.rglob("train.tsv")} == before
+
+
 def test_a_teacher_is_the_mean_of_all_folds(folded, tiny_data, tmp_path):
     values = tiny_job.values(tiny_data, tmp_path / "student")
     values["model"] = {"init": str(folded / "fold-1" / "model")}

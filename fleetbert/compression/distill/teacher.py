@@ -11,7 +11,7 @@ from paddle import nn
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert.core import charset
+from fleetbert.core import charset, errors
 from fleetbert.core.errors import UserError
 from fleetbert.core.task_names import SHAPES
 from fleetbert.data import ragged, tokenizers
@@ -55,10 +55,8 @@ def open_teacher(job: schema.Distill) -> Teacher:
             "of a run, or package:NAME) nor a bundle (one with manifest.json), nor a "
             "cross-validated run (one with fold-1/bundle)"
         )
-    try:
+    with errors.renamed("model.init", "distill.teacher"):
         source = sources.open_source(schema.Model(init=f"{path}/"))
-    except UserError as error:
-        raise UserError(str(error).replace("model.init", "distill.teacher")) from error
     if SHAPES[job.task.name].least_labels and not source.head_labels:
         raise UserError(
             f"distill.teacher: {path} is no trained classifier: its weights and the id2label of "
@@ -72,10 +70,8 @@ def _path(teacher: str) -> Path:
     """The folder that `distill.teacher` names; of a package, the one with its config.json."""
     if not teacher.startswith("package:"):
         return Path(teacher)
-    try:
+    with errors.renamed("model.init", "distill.teacher"):
         return sources.package_folder(teacher.split(":", 1)[1])
-    except UserError as error:
-        raise UserError(str(error).replace("model.init", "distill.teacher")) from error
 
 
 def _members(path: Path) -> list[Path]:
