@@ -89,11 +89,12 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
         }
     )
     init = f"{bundle.root}/{job.source} ({sha256[:16]})"
-    pool = bundle.reading.pool
-    windows = pool if pool != "vectors" and data.long_texts == "windows" else None
+    shape = tasks.get(bundle.task.name).shape
+    pools = data.long_texts == "windows" and not shape.pooled and not shape.per_token
+    windows = bundle.reading.pool if pools else None
     soft = job.distill.weight
     if soft is None:
-        soft = config.SOFT[job.method] if tasks.get(bundle.task.name).shape.picks_label else 0.0
+        soft = config.SOFT[job.method] if shape.picks_label else 0.0
     fields = {
         "distill": job.distill.model_copy(update={"weight": soft}),
         "task": config.Task(name=bundle.task.name, pooling=bundle.task.pooling, windows=windows),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import tiny_bert
@@ -66,3 +68,25 @@ def test_without_a_word_it_listens_where_labels_are_picked(task, weight, tiny_vo
         {"bundle": str(root), "method": "qat", "data": {"train": "a"}, "gate": {"data": "b"}}
     )
     assert tuning.training_job(job, bundles.read(root)).distill.weight == weight
+
+
+@pytest.mark.parametrize(
+    ("task", "pooling", "pool", "windows"),
+    [
+        ("regression", "", "max", "max"),
+        ("token_classification", "", "mean", None),
+        ("question_answering", "", "mean", None),
+        ("embedding", "mean", "vectors", None),
+    ],
+)
+def test_what_reads_windows_is_trained_on_windows(
+    task, pooling, pool, windows, tiny_vocab, tmp_path
+):
+    root = tiny_bert.make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)
+    manifest = json.loads((root / bundles.MANIFEST).read_text())
+    manifest["long_texts"] = {"method": "windows", "stride": 4, "pool": pool}
+    (root / bundles.MANIFEST).write_text(json.dumps(manifest))
+    values = {"bundle": str(root), "method": "prune", "data": {"train": "a"}, "gate": {"data": "b"}}
+    job = tuning.training_job(config.Quantize.model_validate(values), bundles.read(root))
+    assert job.data.long_texts == "windows"
+    assert (job.data.max_length, job.data.stride, job.task.windows) == (24, 4, windows)
