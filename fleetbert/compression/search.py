@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
-from fleetbert.compression import from_program, pipeline, search_report
+from fleetbert.compression import from_program, pipeline, search_report, tuning
 from fleetbert.compression.candidate import Candidate, Tried
 from fleetbert.compression.distill import exits
 from fleetbert.compression.distill.job import distill
@@ -113,7 +113,7 @@ class Search:
                 from_program.save_folder(bundle, new)
         distill(
             config.Distill(
-                task={"name": bundle.task.name, "pooling": bundle.task.pooling},
+                task=tuning.task_of(bundle),
                 data=self._data(bundle).model_copy(update={"dev": self.job.selection.data}),
                 model={"num_hidden_layers": max(1, shape["num_hidden_layers"] // 2)},
                 distill={"teacher": str(teacher)},

@@ -89,20 +89,25 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
         }
     )
     init = f"{bundle.root}/{job.source} ({sha256[:16]})"
-    shape = tasks.get(bundle.task.name).shape
-    pools = data.long_texts == "windows" and not shape.pooled and not shape.per_token
-    windows = bundle.reading.pool if pools else None
     soft = job.distill.weight
     if soft is None:
-        soft = config.SOFT[job.method] if shape.picks_label else 0.0
+        soft = config.SOFT[job.method] if tasks.get(bundle.task.name).shape.picks_label else 0.0
     fields = {
         "distill": job.distill.model_copy(update={"weight": soft}),
-        "task": config.Task(name=bundle.task.name, pooling=bundle.task.pooling, windows=windows),
+        "task": task_of(bundle),
         "data": data,
         "model": config.Model(init=init, vocab=str(bundle.vocab_path), dropout=job.dropout),
     }
     shared = set(config.Tuning.model_fields) & set(config.Quantize.model_fields)
     return config.Tuning(**{**{name: getattr(job, name) for name in shared}, **fields})
+
+
+def task_of(bundle: bundles.Bundle) -> config.Task:
+    """The task of a job that trains what a bundle has."""
+    shape, reading = tasks.get(bundle.task.name).shape, bundle.reading
+    pools = reading.long_texts == "windows" and not shape.pooled and not shape.per_token
+    windows = reading.pool if pools else None
+    return config.Task(name=bundle.task.name, pooling=bundle.task.pooling, windows=windows)
 
 
 def _is_gate_data(job: config.Quantize) -> bool:
