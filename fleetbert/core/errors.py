@@ -72,7 +72,7 @@ def renamed(key: str, name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace(key, name)) from error
+        raise type(error)(str(error).replace(key, name)) from error
 
 
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> None:
