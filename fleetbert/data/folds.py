@@ -97,13 +97,14 @@ def content(table: Records, lines: Iterable[int]) -> bytes:
 def write(path: Path, table: Records, lines: Iterable[int]) -> None:
     """Write some records as a table of their own. A file that has them stays as it is, so that a
     run that was trained on it counts as finished."""
-    if not holds(path, table, lines):
+    whole = content(table, lines)
+    if not holds(path, whole):
         with files.writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with files.replacing(path) as stream:
-                stream.write(content(table, lines))
+                stream.write(whole)
 
 
-def holds(path: Path, table: Records, lines: Iterable[int]) -> bool:
-    """Whether a file has just these records."""
-    return path.is_file() and path.read_bytes() == content(table, lines)
+def holds(path: Path, whole: bytes) -> bool:
+    """Whether a file has just this content."""
+    return path.is_file() and path.read_bytes() == whole

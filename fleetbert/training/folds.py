@@ -144,8 +144,9 @@ def _check_same(
         raise UserError(f"{more}: is of a run with more folds; remove it, or set output_dir")
     for run, lines in zip(runs, learned):
         path, trained = Path(str(run.data.train)), Path(run.output_dir) / "checkpoints"
-        is_other = path.exists() and not tables.holds(path, table, lines)
-        if run.trainer.resume != "none" and trained.exists() and is_other:
+        if run.trainer.resume == "none" or not (trained.exists() and path.exists()):
+            continue
+        if not tables.holds(path, tables.content(table, lines)):
             raise UserError(
                 f"{path}: was divided from another table, or with another data.folds or "
                 "trainer.seed; start anew with trainer.resume=none or another output_dir"

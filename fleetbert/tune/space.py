@@ -10,6 +10,7 @@ import yaml
 from fleetbert import config
 from fleetbert.config.keys import fields, type_name
 from fleetbert.config.names import SHORT, hint
+from fleetbert.core import errors
 from fleetbert.core.errors import UserError
 
 # Keys of what trials are compared by.
@@ -60,10 +61,8 @@ def parse(text: str, job: config.Config) -> Space:
     for name, tried in space.items():
         ends = tried.values if isinstance(tried, Choices) else (tried.low, tried.high)
         for value in ends:
-            try:
+            with errors.renamed("argument:", "--space:"):
                 of_trial(job, {name: value}, job.output_dir)
-            except UserError as error:
-                raise UserError(str(error).replace("argument:", "--space:")) from None
     return space
 
 
