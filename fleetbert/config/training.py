@@ -271,14 +271,16 @@ class Trainer(Section):
     )
 
 
-# Defaults of `task.few_shot`: section, key and value. With two labels a table is few steps long, and
-# a higher learning rate costs up to eight points: docs/benchmarks/2026-11-28-few-labels.md.
+# Defaults of `task.few_shot`: section, key and value. An epoch may be a single step: then a higher
+# learning rate costs up to eight points, and writing a checkpoint takes longer than an epoch
+# (docs/benchmarks/2026-11-28-few-labels.md).
 FEW_SHOT = (
     ("task", "temperature", 0.1),
     ("optimizer", "learning_rate", 1e-4),
     ("data", "batch_size", 64),
     ("data", "batching", "pack"),
     ("trainer", "epochs", 10),
+    ("trainer", "checkpoint_every", 100),
     ("trainer", "calibrate", 0.25),
 )
 

@@ -65,8 +65,10 @@ def test_texts_without_labels_are_learned_from(tiny_encoder, tmp_path, caplog):
     assert right[1] > right[0] + 0.02, right
     assert "may do harm" not in caplog.text
     others.write_text("word1\n" * 59)
-    fleetbert.train(few, output_dir=tmp_path / "with", **{**given, "trainer.max_steps": 1})
+    fleetbert.train(few, output_dir=tmp_path / "harm", **{**given, "epochs": 2})
     assert "59 texts may do harm; give 60 or more for 3 labels" in caplog.text
+    saved = list((tmp_path / "harm" / "checkpoints").iterdir())
+    assert len(saved) == 1, "epochs of one step are shorter than writing a checkpoint"
 
 
 @pytest.mark.slow
